@@ -25,9 +25,17 @@ from quintet.clients.request_traces import TraceEntry, write_trace
 from quintet.platforms.cpu.cpu_info import describe
 
 FOLDER = HERE / "simulate"
+# fmt: skip
 FLAGS = (
-    "--max-model-len", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "16", "--num-pages", "1024",
-)  # fmt: skip
+    "--max-model-len",
+    "512",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-num-seqs",
+    "16",
+    "--num-pages",
+    "1024",
+)
 REQUESTS, GROUPS, SHARED = 40, 6, 48
 FIGURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 

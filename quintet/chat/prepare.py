@@ -27,9 +27,8 @@ from quintet.sampling_params import ParameterError, SamplingParams, StructuredOu
 from quintet.structured_output.grammar_source import GrammarWriter
 from quintet.tokenizers.tokenizer import Tokenizer
 
-MAX_INLINE_CHARACTERS = (
-    2000  # characters, token ids or bytes of JSON; below that a worker thread costs more than the work
-)
+# characters, token ids or bytes of JSON; below that a worker thread costs more than the work
+MAX_INLINE_CHARACTERS = 2000
 INVALID = "invalid_value"  # code of errors
 
 

@@ -15,9 +15,17 @@ from quintet.clients.json_lines import read_lines
 from quintet.common.suggestions import refuse_unknown
 
 BLOCK = 512  # tokens that one of hash_ids stands for, as in Mooncake's published traces
+# fmt: skip
 _KEYS = (
-    "timestamp", "arrival", "input_length", "output_length", "hash_ids", "group", "shared_length", "priority",
-)  # fmt: skip
+    "timestamp",
+    "arrival",
+    "input_length",
+    "output_length",
+    "hash_ids",
+    "group",
+    "shared_length",
+    "priority",
+)
 
 
 @dataclass(frozen=True)

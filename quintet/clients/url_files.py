@@ -168,7 +168,7 @@ def _copy(url: str, answer: http.client.HTTPResponse, sink: IO[bytes], most: int
         try:
             sink.write(piece)
         except OSError as error:
-            why = f"{without_query(url)} cannot be kept here: {error.strerror}; set --output-tmp-dir to a folder with room"
+            why = f"{without_query(url)} cannot be kept here: {error.strerror}; give --output-tmp-dir another folder"
             raise errors.ServerError("file", why) from None
     if size > most:
         raise errors.ServerError(

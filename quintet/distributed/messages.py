@@ -21,9 +21,8 @@ MESSAGE, ABORT = 4, 5  # kinds of frames
 MAC_BYTES = 16  # bytes by which each note is signed
 POLL_SECONDS = 0.5  # seconds between two looks at whether this rank has stopped
 ABORT_SECONDS = 1.0  # seconds to send another rank the reason to stop
-GRACE_SECONDS = (
-    0.2  # seconds for what an ended rank has sent by other connections, and for a rank that knows why it ended
-)
+# seconds for what an ended rank has sent by other connections, and for a rank that knows why it ended
+GRACE_SECONDS = 0.2
 MAX_REASON = 4096
 
 

@@ -35,9 +35,8 @@ logger = logging.getLogger(__name__)
 TCP = "tcp://"
 PROTOCOL = b"quintet ranks 2"  # its number is raised with any change of the messages
 GREETING = 10.0  # seconds for the whole of a challenge: a stranger holds nothing for longer
-START_SECONDS = (
-    600.0  # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
-)
+# seconds for all to come, as torch's launchers give them: a node may still be downloading the model
+START_SECONDS = 600.0
 FIRST_LOG, NEXT_LOG = 10.0, 30.0  # seconds until the log names the missing ranks, and until it does so again
 MAX_HANDSHAKES = 32  # connections that are authenticated at a time
 RETRY = 0.2  # seconds between two attempts to reach a rank that does not listen yet

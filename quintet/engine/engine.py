@@ -23,9 +23,10 @@ from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.stats import Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
-from quintet.engine.scheduler import Scheduler, StepPlan
+from quintet.engine.scheduler import Scheduler
 from quintet.engine.step_hook import StepHook
 from quintet.engine.step_output import StepOutputProcessor
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.request import Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 
 
 def _raise(error: Exception) -> NoReturn:

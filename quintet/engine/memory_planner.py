@@ -9,6 +9,7 @@ from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.types import Estimate, Memory, ShapeBucket
 
 GIB = 2**30
+NUM_USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,14 @@ class MemoryPlan:
     def captured_ahead(self) -> tuple[ShapeBucket, ...]:
         """Those of them that `capture_ahead` captures."""
         return tuple(each for each in self.buckets if each.tokens not in self.model_memory.estimate.compiled_on_demand)
+
+    def steps_to_capture(self, all_sizes: bool, decodes: bool) -> tuple[ShapeBucket, ...]:
+        """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
+        if all_sizes:
+            return self.captured_ahead
+        steps = [each for each in self.buckets if each.decode] if decodes else []
+        usual = sorted({each.pages for each in steps})[:NUM_USUAL_WIDTHS]
+        return tuple(each for each in steps if each.pages in usual)
 
     def __str__(self) -> str:
         takes = self.model_memory.estimate

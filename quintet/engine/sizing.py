@@ -7,13 +7,12 @@ from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
 from quintet.engine.parallel.setup import smallest_plan
-from quintet.engine.scheduler import SchedulerLimits
+from quintet.engine.step_plan import SchedulerLimits
 from quintet.interface.types import MaxShape, ShapeBucket
 
 LONG_PREFILL_SHARE = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
-MIN_STAGE_TOKENS = (
-    128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
-)
+# tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
+MIN_STAGE_TOKENS = 128
 MIN_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 

@@ -65,8 +65,6 @@ from quintet.structured_output.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
-NUM_USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
-
 
 class ModelFiles(NamedTuple):
     """A model's weights, and the model family that reads them."""
@@ -264,7 +262,8 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
-    ahead, room = _steps_to_capture(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
+    ahead = plan.steps_to_capture(config.capture_ahead, config.capture_decode_ahead)
+    room = MemoryRoom(plan.num_pages, plan.num_slots)
     with _name_model_in_errors(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
@@ -304,15 +303,6 @@ def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog |
     return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
 
 
-def _steps_to_capture(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
-    """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
-    if config.capture_ahead:
-        return plan.captured_ahead
-    decodes = [each for each in plan.buckets if each.decode] if config.capture_decode_ahead else []
-    usual = sorted({each.pages for each in decodes})[:NUM_USUAL_WIDTHS]
-    return tuple(each for each in decodes if each.pages in usual)
-
-
 def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
     """Runs the first requests: for scales of K and V, and to compile kernels that are compiled when they are called.
 
@@ -338,9 +328,8 @@ def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
     config, ranks = prepared.config, prepared.ranks
     files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
-    return _pipeline_runner(
-        prepared, PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _step_agreement(ranks))
-    )
+    runner = PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _step_agreement(ranks))
+    return _pipeline_runner(prepared, runner)
 
 
 def _generation_runner(
@@ -407,6 +396,5 @@ def _weights_cache(config: EngineConfig, facts: Capabilities) -> CacheEntry | No
 
 def _op_table(prepared: EnginePlan) -> str:
     choices = prepared.ranks.workers[0].ops.bound
-    special = [f"{choice.op} -> {choice.provider}" for choice in choices if choice.provider != "reference"]
-    rest = sum(choice.provider == "reference" for choice in choices)
-    return ", ".join([*special, f"{rest} others -> reference"])
+    special = [f"{each.op} -> {each.provider}" for each in choices if each.provider != "reference"]
+    return ", ".join([*special, f"{len(choices) - len(special)} others -> reference"])

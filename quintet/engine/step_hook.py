@@ -8,7 +8,8 @@ from quintet.engine.observability.stats import Stats
 
 if TYPE_CHECKING:  # the scheduler knows the KV connector, which is a hook
     from quintet.engine.request import Request
-    from quintet.engine.scheduler import Scheduler, StepPlan
+    from quintet.engine.scheduler import Scheduler
+    from quintet.engine.step_plan import StepPlan
     from quintet.model_loader.weight_files import WeightFiles
 
 Fail = Callable[["Request", str], None]  # ends a request with an error

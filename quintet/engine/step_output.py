@@ -9,7 +9,8 @@ from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.observability.stats import STEP_BOUNDS, SpecDecodeStats, StepStats
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.sampling.logits_edits import banned_tokens
-from quintet.engine.scheduler import Scheduler, StepPlan
+from quintet.engine.scheduler import Scheduler
+from quintet.engine.step_plan import StepPlan
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 if TYPE_CHECKING:

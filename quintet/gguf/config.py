@@ -95,9 +95,8 @@ class GGUFModel:
 
     @property
     def head_dim(self) -> int:
-        return self.required_number(
-            "attention.key_length", max(1, self.required_number("embedding_length") // self.heads)
-        )
+        default = max(1, self.required_number("embedding_length") // self.heads)
+        return self.required_number("attention.key_length", default)
 
     @property
     def window(self) -> int | None:
@@ -338,11 +337,8 @@ def _layers(model: GGUFModel) -> int:
 
 def _query_scale(model: GGUFModel, deepest: int) -> float:
     """Returns the number that scores are divided by the root of: no entry has it, and the deepest Gemma has its own."""
-    return (
-        model.required_number("embedding_length") // model.heads
-        if model.required_number("block_count") == deepest
-        else model.head_dim
-    )
+    whole = model.required_number("block_count") == deepest
+    return model.required_number("embedding_length") // model.heads if whole else model.head_dim
 
 
 def _phi3(model: GGUFModel) -> Entries:

@@ -230,9 +230,7 @@ class Communicator(ABC):
     rank: int
     size: int
     channel: Channel | None = None  # where ranks are processes; of all stages
-    stage_channel: StageChannel | None = (
-        None  # where there are several stages; a platform that has none is refused them
-    )
+    stage_channel: StageChannel | None = None  # where there are several stages; they are refused without one
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -27,13 +27,11 @@ class WeightFormat:
     act_order: bool = False  # groups are of inputs in another order than they come in
     dtype: torch.dtype | None = None  # of values that are floats; None: whole numbers
     mins: bool = False  # numbers are added to groups: K-quants' minima, zero points that are no whole numbers
-    outputs_per_scale: int = (
-        1  # outputs in a row that share their scales, of floats that are quantized; 0: all of a tensor
-    )
+    # outputs in a row that share their scales, of floats that are quantized; 0: all of a tensor
+    outputs_per_scale: int = 1
     codebook: tuple[float, ...] = ()  # what the values of a table's kind stand for, before they are scaled
-    block_type: str = (
-        ""  # the published type of blocks that it is of (GGUF's), which a platform may hold more tightly than so
-    )
+    # the published type of blocks that it is of (GGUF's), which a platform may hold more tightly than so
+    block_type: str = ""
 
     @property
     def plain(self) -> bool:
@@ -107,9 +105,8 @@ class CheckpointSlice:
     offset: int = 0
     transposed: bool = False  # stored [in, out]
     total: int | None = None  # the checkpoint tensor's size along the shard axis; None: the part is all of it
-    num_strips: int = (
-        0  # equal strips that it is cut in, `total / strips` apart in the tensor, from `offset` on; 0: it is one
-    )
+    # equal strips that it is cut in, `total / strips` apart in the tensor, from `offset` on; 0: it is one
+    num_strips: int = 0
     shift: float = 0.0  # added to what the checkpoint holds: a norm's weight that is kept around 0
 
     @property

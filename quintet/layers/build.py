@@ -26,9 +26,8 @@ class RequestedOutputs:
 
     logits: bool = True
     hidden_states: bool = False  # of the same rows, normalised
-    aux_hidden_states: tuple[
-        int, ...
-    ] = ()  # layers that return their output for each token; 0: the first layer's input
+    # layers that return their output for each token; 0: the first layer's input
+    aux_hidden_states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

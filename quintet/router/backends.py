@@ -11,9 +11,8 @@ from quintet.clients.http_client import HttpClient, ServerAddress
 from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
 from quintet.router.metrics import BackendCounts
 
-MAX_KNOWN_CHUNKS = (
-    1 << 16
-)  # chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
+# chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
+MAX_KNOWN_CHUNKS = 1 << 16
 _MIN_BACKOFF, _MAX_BACKOFF = (
     0.5,
     30.0,

@@ -9,7 +9,8 @@ from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.request import PLACEHOLDER, CoreRequest, Request
-from quintet.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from quintet.engine.scheduler import Scheduler
+from quintet.engine.step_plan import SchedulerLimits, StepPlan
 from quintet.sampling_params import SamplingParams
 
 SIZE = 4

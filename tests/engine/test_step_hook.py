@@ -6,8 +6,9 @@ from typing import Any
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.observability.stats import ExpertStats, Stats
 from quintet.engine.request import Request
-from quintet.engine.scheduler import Scheduler, StepPlan
+from quintet.engine.scheduler import Scheduler
 from quintet.engine.step_hook import Fail, StepHook
+from quintet.engine.step_plan import StepPlan
 from tests.engine.test_overlap import Ask, Served, plain
 
 

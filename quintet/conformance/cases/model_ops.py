@@ -115,20 +115,8 @@ def rotary_write_kv(dtype: torch.dtype) -> Iterator[Case]:
 MIXES = {
     "a long prompt": [AttentionRequest(0, 170)],
     "chunks": [AttentionRequest(100, 31), AttentionRequest(7, 2), AttentionRequest(250, 17)],
-    "decoding": [
-        AttentionRequest(0, 1),
-        AttentionRequest(63, 1),
-        AttentionRequest(127, 1),
-        AttentionRequest(128, 1),
-        AttentionRequest(300, 1),
-    ],
-    "ragged mix": [
-        AttentionRequest(40, 1),
-        AttentionRequest(0, 21),
-        AttentionRequest(130, 5),
-        AttentionRequest(270, 1),
-        AttentionRequest(3, 1),
-    ],
+    "decoding": [AttentionRequest(cached, 1) for cached in (0, 63, 127, 128, 300)],
+    "ragged mix": [AttentionRequest(*each) for each in ((40, 1), (0, 21), (130, 5), (270, 1), (3, 1))],
 }
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},

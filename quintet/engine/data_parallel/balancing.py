@@ -6,9 +6,8 @@ from typing import NamedTuple
 from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
 from quintet.engine.observability.stats import Stats
 
-MAX_EXTRA_REQUESTS = (
-    2  # requests that an engine may have more than the one with the fewest, and still get a prefix that it has
-)
+# requests that an engine may have more than the one with the fewest, and still get a prefix that it has
+MAX_EXTRA_REQUESTS = 2
 MAX_KNOWN_PAGES = 1 << 16  # pages of prompts that are remembered of each engine
 MAX_COMPARED_PAGES = 1024  # pages of a prompt that are compared: what prompts share is at their start
 

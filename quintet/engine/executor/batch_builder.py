@@ -7,7 +7,7 @@ import numpy as np
 
 from quintet.engine.executor.output_rows import OutputRows, output_rows_of
 from quintet.engine.request import Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
 
 
@@ -256,9 +256,8 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
     if size == count:
         return batch
     at, groups = np.arange(size + 1, dtype=np.int32), []
-    rows = (
-        at[:count] if batch.logits_indices is batch.token_to_seq else batch.logits_indices
-    )  # the beginning of what it is the whole of here
+    # the beginning of what it is the whole of here
+    rows = at[:count] if batch.logits_indices is batch.token_to_seq else batch.logits_indices
     for group in batch.groups:
         table = np.zeros((size, group.block_table.shape[1]), np.int32)
         table[:count] = group.block_table

@@ -19,7 +19,7 @@ from quintet.engine.observability.spans import Spans
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import HostBatch
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenLogprobs

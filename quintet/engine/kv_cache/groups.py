@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from quintet.interface.types import Layout
 from quintet.layers.layer_state import LayerMixer
 
-MAX_SIZE_RATIO = (
-    1.25  # the largest kind of layers has so many times the smallest at most, where all make one group each
-)
+# the largest kind of layers has so many times the smallest at most, where all make one group each
+MAX_SIZE_RATIO = 1.25
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,17 @@ from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.observability.stats import KVConnectorStats, PageTransferStats, Stats
 from quintet.engine.request import Request
 from quintet.engine.step_hook import Fail, StepHook
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 
 if TYPE_CHECKING:  # the copier uses the runner's workers, the runner knows the scheduler, and that this manager
     from quintet.engine.kv_transfer.page_copier import PageCopier
-    from quintet.engine.scheduler import Scheduler, StepPlan
+    from quintet.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT = 0.02  # seconds that an idle engine waits
-CachedPage = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
 
 
 class LoadState(enum.Enum):

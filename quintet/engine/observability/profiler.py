@@ -15,7 +15,8 @@ from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import Platform, Recording
 
 if TYPE_CHECKING:
-    from quintet.engine.scheduler import Scheduler, StepPlan
+    from quintet.engine.scheduler import Scheduler
+    from quintet.engine.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

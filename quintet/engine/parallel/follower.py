@@ -31,9 +31,8 @@ def main() -> int:
     """Follows rank 0 until that is gone, or a rank is."""
     orders = read_orders(inbox.RankStart)
     follow_parent()
-    level = (
-        logging.WARNING if orders.prints_exit_reason else logging.ERROR
-    )  # rank 0 logs the same, if it is on this machine
+    # rank 0 logs the same, if it is on this machine
+    level = logging.WARNING if orders.prints_exit_reason else logging.ERROR
     logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)

@@ -14,7 +14,7 @@ from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.parallel.step_agreement import crc32, digest, error_text, reconcile
 from quintet.engine.request import Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import DeviceLost
 from quintet.interface.stage_channel import StageChannel
 from quintet.outputs import TokenLogprobs

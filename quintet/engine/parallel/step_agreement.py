@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from quintet.engine.executor.model_runner import StepResult
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 
 MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive

@@ -14,7 +14,7 @@ from quintet.engine.observability.spans import Spans
 from quintet.engine.pooling.heads import FloatRows
 from quintet.engine.pooling.pooler import PooledRows, Pooler
 from quintet.engine.request import Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 
 
 class PoolingRunner(StepRunner):

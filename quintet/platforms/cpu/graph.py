@@ -27,9 +27,8 @@ Model = Callable[[State, Batch], tuple[Outputs, State]]
 
 MAX_GRAPHS = 64  # graphs; who was not used for longest goes first
 MAX_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
-TOKENS_PER_PROOF = (
-    16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
-)
+# tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
+TOKENS_PER_PROOF = 16
 MANY_TOKENS = 64  # of a step that is not recorded, with memory that is kept for the next,
 MAX_SCRATCH = 256 << 20  # of so many bytes at most
 MIN_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew

@@ -76,9 +76,8 @@ KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everyb
 MAX_KV_BYTES = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
-WORTH_THREADS = (
-    30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
-)
+# multiply-adds of a step; in a smaller one threads wait for each other longer than they work
+WORTH_THREADS = 30_000_000
 
 
 class CPUDevice(Device):

@@ -44,16 +44,13 @@ class PlannerRegistry:
     def __init__(self) -> None:
         self._planners: dict[WindowAndChunk, dict[AttentionSpec, StepPlanner]] = {}
         self._count = 0
-        self.planners_optional = (
-            True  # whether every layer can do without its planner, and without the longest request's tokens
-        )
+        # whether every layer can do without its planner, and without the longest request's tokens
+        self.planners_optional = True
         self.needs_max_query_len = False  # whether a state is advanced by the specification, token by token up to these
-        self.captured_sizes: frozenset[tuple[int, int]] = (
-            frozenset()
-        )  # (tokens, requests) of the captured steps with prompts
-        self.serves_whole_prompt: Callable[[int], bool] | None = (
-            None  # whether some layer has a mixer for whole prompts of so many
-        )
+        # (tokens, requests) of the captured steps with prompts
+        self.captured_sizes: frozenset[tuple[int, int]] = frozenset()
+        # whether some layer has a mixer for whole prompts of so many
+        self.serves_whole_prompt: Callable[[int], bool] | None = None
 
     def next_number(self) -> int:
         """Returns a new number for each layer."""

@@ -16,9 +16,8 @@ from quintet.platforms.gpu.runtime import Runtime
 
 GIB = 2**30
 ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for pointers that are multiples of 16
-RESERVE = (
-    512 * 2**20
-)  # bytes left to what no plan counts: libraries' workspaces, communicators, what captures take beyond the plan
+# bytes left to what no plan counts: libraries' workspaces, communicators, what captures take beyond the plan
+RESERVE = 512 * 2**20
 TYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32, np.dtype(np.uint8): torch.uint8}
 
 

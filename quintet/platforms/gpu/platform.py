@@ -99,8 +99,7 @@ class GPU(Platform):
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
-        found = cls._facts()
-        if isinstance(found, Unavailable):
+        if isinstance(found := cls._facts(), Unavailable):
             return found
         return Capabilities(
             devices=len(found.names),
@@ -124,11 +123,8 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [
-            *filter(None, (cls._unverified, found.warning)),
-            *capture_size_warnings(config),
-            *invariant.describe(config),
-        ]
+        warnings = filter(None, (cls._unverified, found.warning))
+        return config, [*warnings, *capture_size_warnings(config), *invariant.describe(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -145,11 +141,8 @@ class GPU(Platform):
         if not rank_info.endpoint:  # one of several processes: its model is looked at and not run
             return GroupCommunicator(None, rank_info.rank, rank_info.size)
         self._runtime.use(rank_info.rank)
-        met = (
-            processes.rendezvous(rank_info, self._config)
-            if self._mp and rank_info.endpoint.startswith(processes.TCP)
-            else None
-        )
+        across = self._mp and rank_info.endpoint.startswith(processes.TCP)
+        met = processes.rendezvous(rank_info, self._config) if across else None
         rank_info = rank_info if met is None else met.rank_info
         store = self._meeting.store(rank_info.rank, rank_info.size, rank_info.endpoint)
         group = self._group(store, rank_info.rank, rank_info.size)
@@ -201,9 +194,8 @@ class GPU(Platform):
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
             own = self._own_mixer(spec, ops, rank)
-            return GraphAttention(
-                own, spec, planning, whole_prompt=None if asked else self._prompt_mixer(spec, ops, rank)
-            )
+            prompts = None if asked else self._prompt_mixer(spec, ops, rank)
+            return GraphAttention(own, spec, planning, whole_prompt=prompts)
         # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
         beside = self._serving(spec, ops, rank)
         planning.planners_optional = planning.planners_optional and beside is not None
@@ -327,9 +319,8 @@ class GPU(Platform):
         if buckets:  # their pool is their own
             captured += self._attending(max(each.requests for each in buckets))
             captured += self._ordered_sum_bytes(weights, max(each.tokens for each in buckets), max_shape.hidden)
-        return Estimate(
-            placed, max_shape.workspace + attending, captured, buckets, sizes_captured_late(self._config, buckets)
-        )
+        late = sizes_captured_late(self._config, buckets)
+        return Estimate(placed, max_shape.workspace + attending, captured, buckets, late)
 
     def _ordered_sum_bytes(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
         """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
@@ -355,10 +346,9 @@ class GPU(Platform):
     def _captured_buckets(self, model: nn.Module, most: ShapeBucket) -> tuple[ShapeBucket, ...]:
         """The largest first; none where something asks the host in the midst of a step."""
         uncaptured = self._uncaptured(model) if self._sizes or self._mixed_sizes else []
-        for why in uncaptured:
-            if why not in self._refused:
-                self._refused.add(why)
-                logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
+        for why in [each for each in uncaptured if each not in self._refused]:
+            self._refused.add(why)
+            logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
         if uncaptured:
             return ()
         sizes = self._mixed_sizes if all(planning.planners_optional for planning in self._planning.values()) else ()
@@ -371,9 +361,8 @@ class GPU(Platform):
         fmt = weight.format
         if fmt.plain or not self._is_packed(fmt):
             return weight.nbytes
-        if fmt.dtype is not None or fmt.codebook or weight.reader is not None:
-            return weight_layout.matrix_packed_bytes(weight.shape, fmt)
-        return weight_layout.packed_bytes(weight.shape, weight.format)
+        as_matrix = fmt.dtype is not None or fmt.codebook or weight.reader is not None
+        return (weight_layout.matrix_packed_bytes if as_matrix else weight_layout.packed_bytes)(weight.shape, fmt)
 
     def _captured_bytes(self, model: nn.Module, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
         if not buckets:

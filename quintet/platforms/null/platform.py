@@ -100,9 +100,8 @@ class Null(Platform):
         vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
 
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
-            rows = (
-                batch.logits_indices.numpy()
-            )  # NumPy's calls cost a fraction of torch's, and nothing else is done here
+            # NumPy's calls cost a fraction of torch's, and nothing else is done here
+            rows = batch.logits_indices.numpy()
             token_ids, positions = batch.token_ids.numpy()[rows], batch.positions.numpy()[rows]
             logits = np.zeros((len(rows), vocab), np.float32)
             logits[np.arange(len(rows)), next_token(token_ids, positions, vocab)] = 10

@@ -38,9 +38,8 @@ class ApiMetrics:
         self._series: dict[tuple[str, tuple[str, ...]], CounterSeries | HistogramSeries] = {}
         self.connections: Callable[[], int] = int  # number of open connections
         self.calls: Callable[[], int] = int  # number of calls in progress
-        self.gather_others: Callable[[], Awaitable[tuple[list[MetricSample], int]]] = (
-            _no_others  # rows of the other API processes, and how many did not answer
-        )
+        # rows of the other API processes, and how many did not answer
+        self.gather_others: Callable[[], Awaitable[tuple[list[MetricSample], int]]] = _no_others
         self.requests = RequestStats()
         self.aborted = self._counter("quintet:requests_aborted_total")
         for reason in sorted(set(_REFUSALS.values())):

@@ -12,7 +12,7 @@ from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.step_agreement import StepAgreement, digest
 from quintet.engine.request import CoreRequest, Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.sampling_params import SamplingParams, StructuredOutputsParams
 

@@ -21,9 +21,8 @@ import pytest
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 1500  # bytes
-_WAITING = (
-    1 << 18
-)  # bytes that wait for their turn, in each direction: what comes beyond them is dropped, as routers do
+# bytes that wait for their turn, in each direction: what comes beyond them is dropped, as routers do
+_WAITING = 1 << 18
 FIRST, SECOND = "10.213.8.1", "10.213.8.2"
 
 

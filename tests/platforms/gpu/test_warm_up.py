@@ -13,7 +13,7 @@ from quintet.engine import startup as start
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.model_runner import ModelRunner
 from quintet.engine.sampling.logits_processors import BatchUpdate, LogitsProcessor
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet.platforms.gpu.capture_sizes import decode_sizes
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.observability.spans import Spans
 from quintet.engine.request import Request
-from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_plan import StepPlan
 from quintet_tools.simulate.cost_model import Costs, Work
 
 _NOTHING = torch.empty(0)

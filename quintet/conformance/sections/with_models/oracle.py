@@ -70,9 +70,8 @@ class Oracle:
         mixes = [random_requests(0), random_requests(1)] if family in FEW_MODELS else [random_requests(6, count=3)]
         self.traffic = [*mixes, page_filling_requests(self._page_size)]
         self._answers: dict[str, OutputsByRequest] = {}
-        self._roomy: TrafficEngine | None = (
-            None  # it serves three of the ways: where engines are compiled, that is dear
-        )
+        # it serves three of the ways: where engines are compiled, that is dear
+        self._roomy: TrafficEngine | None = None
 
     @property
     def requests(self) -> list[TrafficRequest]:

@@ -34,9 +34,8 @@ HEADER = struct.Struct("<16sI12x32s")  # magic, version, seal; a page follows
 MODEL = "quintet"  # in place of the model's name, which is in our keys: other software finds no block of ours
 MIN_PAGES = 4  # blocks that LMCache's memory must have room for: it waits for some while it reads
 TIMEOUT = 10.0  # seconds that a disk or a remote may take for a block, until it counts as not stored
-RETRY_SECONDS = (
-    11.0  # seconds after which a remote that failed is asked again; LMCache waits ten before it connects anew
-)
+# seconds after which a remote that failed is asked again; LMCache waits ten before it connects anew
+RETRY_SECONDS = 11.0
 CLOSE_SECONDS = 1.0  # seconds that LMCache may take to end
 MAX_BAD_KEYS = 4096  # damaged blocks that are remembered, to be written anew
 _MEMORY, _DISK = "LocalCPUBackend", "LocalDiskBackend"  # the tiers of this process alone

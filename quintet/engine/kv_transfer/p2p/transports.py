@@ -25,9 +25,8 @@ class Transport:
     transfer_engine: TransferEngine | None = None
 
     def __post_init__(self) -> None:
-        self.buffer_pool = (
-            None if self.transfer_engine is None else ReceiveBufferPool(self.transfer_engine)
-        )  # into which it moves pages
+        # into which it moves pages
+        self.buffer_pool = None if self.transfer_engine is None else ReceiveBufferPool(self.transfer_engine)
 
     def share_memory(self, loans: SendBuffer) -> ShareMemory | None:
         """Returns the producer's half."""

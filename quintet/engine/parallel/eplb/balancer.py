@@ -16,8 +16,8 @@ from quintet.engine.observability.stats import ExpertStats, Stats
 from quintet.engine.parallel.eplb.placement import balancedness, rebalanced
 from quintet.engine.parallel.eplb.transfer import ExpertMove
 from quintet.engine.parallel.expert_parallel import moe_layers_of
-from quintet.engine.scheduler import StepPlan
 from quintet.engine.step_hook import Fail, StepHook
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.layers.moe.expert_placement import Placement
 from quintet.layers.moe.moe import Experts

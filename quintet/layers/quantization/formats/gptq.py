@@ -27,9 +27,8 @@ class Gptq:
     zeros_minus_one: bool = True  # version: zero points are stored less one
     planar: bool = False  # bits are in planes
     has_act_order: bool = False  # g_idx says something
-    act_order_inputs: int = (
-        0  # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
-    )
+    # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
+    act_order_inputs: int = 0
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])

@@ -256,9 +256,8 @@ class PackedWeight:
         within, wanted = (self.group // 2, 64) if self.bits == 4 else (self.group, 128)
         apart = self.group in (0, WHOLE)
         if tile.tokens > (16 if self.table or self.kind != torch.int8 else wanted if apart else SPLIT_UP_TO):
-            wanted = (
-                64  # what is unpacked one by one, in float8 or by tables, fills the registers; so do sums of groups
-            )
+            # what is unpacked one by one, in float8 or by tables, fills the registers; so do sums of groups
+            wanted = 64
         if apart:
             return wanted
         size = min(wanted, within & -within)  # the largest power of two that divides it
