@@ -150,7 +150,9 @@ def eps(config: Any) -> float:
 
 def encoder_attention_sizes(config: Any, bias: bool = True, **differences: Any) -> AttentionSizes:
     """Attention that keeps nothing and sees both ways."""
-    return AttentionSizes.from_config(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
+    return AttentionSizes.from_config(
+        config, causal=False, uses_kv_cache=False, bias=bias, output_bias=bias, **differences
+    )
 
 
 def plain_mlp(config: Any, build: BuildContext, bias: bool = True) -> MLP:

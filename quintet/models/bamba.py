@@ -35,7 +35,7 @@ def spaces(config: Any, **differences: Any) -> Mamba2Sizes:
             **sizes,
             "bias": config.mamba_proj_bias,
             "output_bias": config.mamba_proj_bias,
-            "least": least(config),
+            "dt_min": least(config),
             **differences,
         },
     )

@@ -307,7 +307,7 @@ def test_the_command_names_the_trial_that_it_died_in(
     checks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(CrashReporter, "tell", lambda self, line: told.append(line))
+    monkeypatch.setattr(CrashReporter, "set_line", lambda self, line: told.append(line))
     checks(nothing, nothing)
     assert conformance() == 0
     names = [f"quintet conformance: the process died in section probe, trial dummy: call {i}" for i in range(2)]

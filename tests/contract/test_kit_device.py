@@ -452,9 +452,9 @@ def test_a_plan_that_is_too_small() -> None:
 def ahead(bucket: Callable[[ShapeBucket], ShapeBucket], workspace: int = 1) -> type[CPU]:
     """One that names a step to run ahead, made of the largest, and a workspace."""
 
-    def estimate(self: CPU, model: nn.Module, weights: Sequence[Weight], extent: MaxShape) -> Estimate:
-        return CPU.estimate(self, model, weights, extent)._replace(
-            workspace=workspace, buckets=(bucket(extent.largest),)
+    def estimate(self: CPU, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
+        return CPU.estimate(self, model, weights, max_shape)._replace(
+            workspace=workspace, buckets=(bucket(max_shape.largest),)
         )
 
     return type("Ahead", (CPU,), {"estimate": estimate})

@@ -186,11 +186,11 @@ def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkey
     def fail() -> Any:
         raise RuntimeError("the device is on fire")
 
-    monkeypatch.setattr(client.engine._runner, "draw", lambda forward: fail)
+    monkeypatch.setattr(client.engine._runner, "sample", lambda forward: fail)
     client.add("a", Prompt(list(range(40))), greedy())
     assert client.step() == []
     client.add("b", Prompt(list(range(40))), greedy())
-    monkeypatch.setattr(client.engine._runner, "draw", good)
+    monkeypatch.setattr(client.engine._runner, "sample", good)
     outputs = drain(client)
     assert outputs["a"].outputs[0].finish_reason == "error"
     assert list(outputs["b"].outputs[0].token_ids) == expected(list(range(40)), 8)

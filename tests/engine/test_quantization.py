@@ -54,7 +54,7 @@ def test_floats_stay_floats_if_nothing_is_asked_for() -> None:
 
 
 def test_the_head_has_eight_bits_and_others_what_was_asked_for() -> None:
-    forms = settled(wanted=ONLINE["int4"])
+    forms = settled(online=ONLINE["int4"])
     assert forms.pop("lm_head.linear").kind == "int8" and {fmt.kind for fmt in forms.values()} == {"int4"}
 
 
@@ -79,7 +79,7 @@ def test_modules_that_a_checkpoint_left_out_stay_floats(
 
 
 def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
-    forms = settled(checkpoint=read_quantization_config(FP8), kept=frozenset({"int8"}))
+    forms = settled(checkpoint=read_quantization_config(FP8), supported_kinds=frozenset({"int8"}))
     assert set(forms.values()) == {PLAIN}
 
 
@@ -192,7 +192,7 @@ def test_outputs_in_other_forms_are_products_side_by_side(
         for path, module in layer.named_modules()
         if path.startswith("gate_up") and module.weights(f"blocks.1.{path}")
     }
-    sources = [[part.source for part in weight.parts] for each in found.values() for weight in each]
+    sources = [[part.source for part in weight.slices] for each in found.values() for weight in each]
     assert sources == [[f"blocks.1.{name}.weight" for name in piece] for piece in names]
     want = []
     for path, (weight,) in found.items():
@@ -254,7 +254,7 @@ def test_long_lists_of_modules_are_looked_up_and_not_tried_one_by_one(monkeypatc
         made.append(text)
         return pattern
 
-    monkeypatch.setattr(patterns, "expression", expression)
+    monkeypatch.setattr(patterns, "compile_pattern", expression)
     found = read_quantization_config({**FP8, "modules_to_not_convert": [*kept, "visual.*", "lm_head"]})
     assert found is not None
     modules = [f"model.layers.{i}.mlp.experts.{expert}.up_proj" for i in range(48) for expert in range(8)]

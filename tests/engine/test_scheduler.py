@@ -28,7 +28,7 @@ def scheduler(
 
 
 def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: int = 0, **facts: Any) -> Request:
-    given = {"params": SamplingParams(), "key": (0, 0), "max_tokens": 16, "priority": priority, **facts}
+    given = {"params": SamplingParams(), "random_key": (0, 0), "max_tokens": 16, "priority": priority, **facts}
     request = Request(CoreRequest(name, tokens, **given), order)
     s.add(request)
     return request
@@ -64,7 +64,7 @@ def test_a_long_prompt_comes_in_chunks_and_decodes_go_first() -> None:
 
 
 def test_without_chunks_a_prompt_waits_until_it_fits_whole() -> None:
-    s = scheduler(max_num_batched_tokens=8, chunked=False)
+    s = scheduler(max_num_batched_tokens=8, chunked_prefill=False)
     add(s, "a", range(6), 0)
     add(s, "b", range(50, 55), 1)
     assert run(s) == {"a": 6}

@@ -27,9 +27,9 @@ qwen3_coder qwen3_xml seed_oss step3 step3p5 xlam""".split()
 VLLM_REASONING = """cohere_command3 deepseek_r1 deepseek_v3 ernie45 gemma4 glm45 glm47 granite holo2 hunyuan_a13b
 kimi_k2 mimo minimax_m2 mistral nemotron_v3 olmo3 openai_gptoss qwen3 seed_oss step3 step3p5""".split()
 PLUGIN = """
-from quintet.parsers import ToolParser, block, register
+from quintet.parsers import ToolParser, call_block, register
 from quintet.parsers.combinators import Call
-register("{name}", ToolParser((block("<{name}>", Call(), "</{name}>"),), aliases=("{name}_too",)))
+register("{name}", ToolParser((call_block("<{name}>", Call(), "</{name}>"),), aliases=("{name}_too",)))
 """
 
 
@@ -155,10 +155,10 @@ def test_a_file_with_parsers_of_both_kinds_is_run_once(tmp_path: Path, monkeypat
     file.write_text(
         "from __future__ import annotations\n"
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
-        "from quintet.parsers import ReasoningParser, ToolParser, block, register\n"
+        "from quintet.parsers import ReasoningParser, ToolParser, call_block, register\n"
         "from quintet.parsers.combinators import Call\n"
         "@dataclass\nclass Mine:\n    kind: ClassVar[int] = 1\n"
-        "register('both_here', ToolParser((block('<c>', Call(), '</c>'),), again=''))\n"
+        "register('both_here', ToolParser((call_block('<c>', Call(), '</c>'),), again=''))\n"
         "register('both_here_too', ReasoningParser(opens=('<h>',), closes=('</h>',)))\n"
     )
     assert load_plugin(file) == load_plugin(str(file)) == ["both_here", "both_here_too"]

@@ -158,7 +158,7 @@ class PipelineRunner(StepRunner):
         said = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
         ranks = len(said) // self._pipe.stages
         alike = {token_ids for _, token_ids, _ in said[-ranks:]}
-        own = part.why or StepResult(OutputRows([]), [], None, {}, {})
+        own = part.error or StepResult(OutputRows([]), [], None, {}, {})
         mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in said]
         result = reconcile(mixed, own, self._num_collected)
         if isinstance(result, DeviceLost):

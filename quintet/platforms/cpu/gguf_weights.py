@@ -53,7 +53,7 @@ def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matr
 
 
 def can_pack(weight: Weight) -> bool:
-    """True if laid() makes what products with the weight's format want."""
+    """True if pack() makes what products with the weight's format want."""
     return has_two_level_scales(weight.format) and not missing("lay_blocks")
 
 

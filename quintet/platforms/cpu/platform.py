@@ -221,8 +221,8 @@ class CPU(Platform):
         if weight.stack:
             return quantized_moe.pack(weight, parts)
         if weight.shared and len(weight.slices) == 1:
-            return self._once(weight, parts, lambda: self._laid(weight, parts))
-        return self._laid(weight, parts)
+            return self._once(weight, parts, lambda: self._pack_quantized(weight, parts))
+        return self._pack_quantized(weight, parts)
 
     def _once(self, weight: Weight, parts: Mapping[str, Tensor], make: Packing) -> Mapping[str, Tensor]:
         """A tied head and its table live on the same memory."""
@@ -233,7 +233,7 @@ class CPU(Platform):
             found[key] = make()
         return found[key]
 
-    def _laid(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _pack_quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not _can_pack_quantized(weight):
             return attributes(blocks.canonical(weight, parts))
         try:
@@ -241,7 +241,7 @@ class CPU(Platform):
                 return quantized.pack(weight.local(parts), weight.format)
             if blocks.can_pack(weight):
                 return blocks.pack(weight, parts)
-            return packer_of(weight.format).laid(blocks.canonical(weight, parts))
+            return packer_of(weight.format).pack(blocks.canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
             raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None

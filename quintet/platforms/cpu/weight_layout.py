@@ -20,7 +20,7 @@ GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
 MAX_GROUP, MIN_GROUP = GROUPS[0], GROUPS[-1]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
 MAX_INPUTS = 131072  # of W8A8: its sums are of 32 bits
-POWERS = 2  # rows of 64 halves after laid()'s scales of a block: the columns' powers of two in float32
+POWERS = 2  # rows of 64 halves after pack()'s scales of a block: the columns' powers of two in float32
 # Block types with scales and minima that stay whole numbers, times one that so many inputs share -> bits of a value.
 LEVELS, LEVEL_INPUTS = {"Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_K": 6, "Q6_K": 6}, 256
 LARGEST = 127  # of a table's numbers, once they are whole
@@ -62,14 +62,14 @@ def has_two_level_scales(fmt: WeightFormat) -> bool:
 
 
 def packed_format(fmt: WeightFormat, inputs: int) -> WeightFormat:
-    """Returns the format that laid() gives a canonical matrix: groups that its products can add up."""
+    """Returns the format that pack() gives a canonical matrix: groups that its products can add up."""
     if kernel_number(fmt) == W8A8 or 0 < fmt.group <= MAX_GROUP:
         return fmt
     return replace(fmt, group=next((size for size in GROUPS if (fmt.group or inputs) % size == 0), inputs))
 
 
 def can_pack(fmt: WeightFormat, inputs: int) -> bool:
-    """True if laid() takes a matrix of the format: its groups are of whole vectors."""
+    """True if pack() takes a matrix of the format: its groups are of whole vectors."""
     if kernel_number(fmt) == W8A8:
         return inputs <= MAX_INPUTS
     if has_two_level_scales(fmt):
@@ -81,7 +81,7 @@ def can_pack(fmt: WeightFormat, inputs: int) -> bool:
 
 
 def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True) -> int:
-    """Returns the bytes of laid()'s results for a weight [N, K] of this shape; without powers of two, of pack()'s."""
+    """Returns the bytes of pack()'s results for a weight [N, K] of this shape; without powers of two, of pack()'s."""
     outputs, inputs = shape
     fmt = packed_format(fmt, inputs)
     packed, scales = (math.prod(each) for each in shapes(outputs, inputs, fmt))
@@ -189,7 +189,7 @@ def _blocks(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, fmt: WeightFormat) -> Tensor:
-    """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the format."""
+    """pack()'s results -> [outputs, inputs] in float32: what they stand for, and the format."""
     if has_two_level_scales(fmt):
         return _unpack_levels(packed, outputs, inputs, fmt)
     whole, groups = (

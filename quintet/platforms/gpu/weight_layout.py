@@ -54,7 +54,7 @@ def pack_matrix(matrix: Mapping[str, Tensor], fmt: WeightFormat) -> dict[str, Te
 
 
 def matrix_packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
-    """Returns the bytes of laid()'s results for a matrix [N, K] of this shape."""
+    """Returns the bytes of pack_matrix()'s results for a matrix [N, K] of this shape."""
     outputs, inputs = shape
     spare = -inputs % (2 * _half(fmt)) if _in_halves(fmt) else 0
     return fmt.num_bytes((outputs, inputs)) + outputs * spare // 2

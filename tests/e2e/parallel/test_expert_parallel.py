@@ -116,7 +116,7 @@ def test_a_rank_that_cannot_fetch_an_expert_leaves_all_where_they_are(
         raise MemoryError("no room for an expert")
 
     with monkeypatch.context() as patch:
-        patch.setattr(balancer, "Staged", failing)  # on rank 0 alone
+        patch.setattr(balancer, "ExpertMove", failing)  # on rank 0 alone
         assert [answers(llm) for _ in range(2)] == [want] * 2
     assert placements(llm) == before
     assert "experts stay where they are: rank 0 of 2: MemoryError: no room for an expert" in caplog.text

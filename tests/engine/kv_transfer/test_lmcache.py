@@ -151,7 +151,7 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lmcache_store, "Library", StandIn)
+    monkeypatch.setattr(lmcache_store, "LMCacheLibrary", StandIn)
 
 
 def store(key: bytes = b"", **asked: Any) -> LMCacheStore:

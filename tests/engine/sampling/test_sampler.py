@@ -33,7 +33,7 @@ def step(sample: Sampler, requests) -> list[tuple]:
             own = (logprobs.token_ids[row, :num].tolist(), logprobs.logprobs[row, :num].tolist())
             own = (*own, int(logprobs.ranks[row]))
         results.append((token, own))
-        r.take(token)
+        r.append_sampled(token)
     return results
 
 

@@ -57,7 +57,7 @@ def test_no_text_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         searched.append(tuple(ids.tolist()))
         return find_continuation(ids, *sizes)
 
-    monkeypatch.setattr(ngram, "propose", counted)
+    monkeypatch.setattr(ngram, "find_continuation", counted)
     served = Served(speculative_config=GUESS)
     served.run(*repeating([Ask("a", list(range(12)), plain(20))]))
     assert len(set(searched)) == len(searched) > 5

@@ -24,25 +24,25 @@ class Copying:
             self._asked += 1
             return self._asked % 3 == 2
 
-    def offer(self, rows: PageRows) -> None:
+    def register_source(self, rows: PageRows) -> None:
         self.offered.append(rows)
 
-    def receive(self, rows: PageRows) -> None:
+    def register_buffer(self, rows: PageRows) -> None:
         self.offered.append(rows)
 
-    def told(self) -> bytes:
+    def metadata(self) -> bytes:
         return b"a test"
 
-    def meet(self, told: bytes) -> str:
+    def connect(self, told: bytes) -> str:
         if told != b"a test" or (self.kind == "strange" and self.odd()):
             raise ProtocolError("nobody is met")
         self.met.append("peer")
         return "peer"
 
-    def part(self, peer: str) -> None:
+    def disconnect(self, peer: str) -> None:
         self.met.remove(peer)
 
-    def begin(self, peer: str, addresses: Sequence[int], into: PageRows) -> "Copy":
+    def start_read(self, peer: str, addresses: Sequence[int], into: PageRows) -> "Copy":
         if self.kind == "cut" and self.odd():
             raise ProtocolError("it does not begin")
         self.begun += 1
@@ -73,7 +73,7 @@ class Copy:
             raise ProtocolError("it is torn")
         return True
 
-    def stop(self) -> bool:
+    def cancel(self) -> bool:
         if self._held:
             self._held -= 1
             self._into[:] = np.int32(-1)

@@ -188,7 +188,7 @@ def test_what_is_of_another_type_is_refused_and_not_misread() -> None:
     """A kernel is told one type, and addresses."""
     (moves, scan), state, settings = space(2, 1, 4, 8, torch.bfloat16)
     held = context((TOKENS,), ((0, 1),))
-    for wrong in (moves._replace(dt=moves.dt.float()), moves._replace(into=moves.into[:1])):
+    for wrong in (moves._replace(dt=moves.dt.float()), moves._replace(b=moves.b[:1])):
         with pytest.raises(ValueError, match="of one type, and of all its tokens"):
             native_states._state_space(wrong, scan, state, held, *settings)
     x, weight = randn(3, 4, dtype=torch.float32), randn(4, 3, dtype=torch.float32)

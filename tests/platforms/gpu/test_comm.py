@@ -205,8 +205,10 @@ def test_small_sums_take_their_own_way_and_large_ones_do_not() -> None:
     large = torch.zeros(small_sum.MAX_BYTES // 4 + 4)
     others = [large, torch.zeros(3), torch.zeros(8, dtype=torch.int32), torch.zeros(4, 8).t(), torch.zeros(0)]
     others += [torch.zeros(9)[1:]]
-    assert [small.takes(x) for x in others] == [False] * len(others)
-    assert [small.takes(torch.zeros(8, dtype=d)) for d in (torch.float16, torch.bfloat16, torch.float32)] == [True] * 3
+    assert [small.supports(x) for x in others] == [False] * len(others)
+    assert [small.supports(torch.zeros(8, dtype=d)) for d in (torch.float16, torch.bfloat16, torch.float32)] == [
+        True
+    ] * 3
 
 
 def test_a_sum_that_fails_is_an_error() -> None:

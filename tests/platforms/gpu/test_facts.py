@@ -78,7 +78,7 @@ def machine(cards: list[Any], **changes: Any) -> CudaMachine:
     nvml = changes.pop("library", None) or NVML(cards, changes.pop("cuda", 13000), changes.pop("fails", ""))
     missing = changes.pop("missing", ())
     settings: dict[str, Any] = {
-        "torch_cuda": "13.0", "torch_version": "2.13.0", "there": lambda name: name not in missing,
+        "torch_cuda": "13.0", "torch_version": "2.13.0", "is_installed": lambda name: name not in missing,
         "nvml": lambda: nvml, "visible": lambda count: list(range(count)), "driver": Path("/nowhere"),
         "pci": Path("/nowhere"), "compiler": lambda: "/usr/bin/gcc", "header": lambda: Path(__file__),
     }  # fmt: skip

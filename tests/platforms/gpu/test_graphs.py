@@ -569,7 +569,7 @@ def test_the_heads_product_is_written_where_logits_are_read(
                 want = model(KV, later)[0]
                 count = len(got.logits)
                 assert torch.equal(got.logits, want.logits[:count]) and torch.equal(
-                    got.hidden_states, want.hidden[:count]
+                    got.hidden_states, want.hidden_states[:count]
                 )
             assert ops.seen == (["aten.copy_.default"] * 2 if scaled else ["aten.mm.out", "aten.copy_.default"])
     assert (fake.captures, fake.replays) == (3, 6)

@@ -67,7 +67,7 @@ class Disk:
 def machine(disk: Disk, **changes: Any) -> RocmMachine:
     missing, visible = changes.pop("missing", ()), changes.pop("visible", {})
     settings: dict[str, Any] = {
-        "torch_hip": "7.2.1", "torch_version": "2.13.0+rocm7.2", "there": lambda name: name not in missing,
+        "torch_hip": "7.2.1", "torch_version": "2.13.0+rocm7.2", "is_installed": lambda name: name not in missing,
         "environment": lambda: Environment(**visible), "sys": disk.sys, "dev": disk.dev,
         "compiler": lambda: "/usr/bin/gcc",
     }  # fmt: skip

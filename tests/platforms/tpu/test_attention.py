@@ -365,7 +365,7 @@ def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: in
     pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))
     q, k, v, sinks = (jnp.asarray(x.numpy()) for x in (q, k, v, sinks))
     write = functools.partial(write_plain, runs=runs)
-    attend = functools.partial(attend_plain, table=jnp.asarray(batch.groups[0].table), pieces=pieces, sinks=sinks)
+    attend = functools.partial(attend_plain, table=jnp.asarray(batch.groups[0].block_table), pieces=pieces, sinks=sinks)
     empty = jnp.zeros((kv.shape[0], 2, kv_heads, 16, dim))
     want = attend(q, write(empty, k, v), spec=of)
     wide_kv = jnp.zeros((kv.shape[0], 2, wide.kv_heads, 16, wide.head_dim))
@@ -382,7 +382,7 @@ def test_v_inside_of_k_keeps_its_place_in_the_lanes(dim: int, shared: int) -> No
     wide = lanes.spec(of)
     assert wide.head_dim % 128 == wide.shared % 128 == 0 and wide.kv_heads == 2
     pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))
-    q, k, table = (jnp.asarray(x) for x in (q.numpy(), k.numpy(), batch.groups[0].table))
+    q, k, table = (jnp.asarray(x) for x in (q.numpy(), k.numpy(), batch.groups[0].block_table))
     want = attend_plain(q, write_plain(jnp.zeros(kv.shape), k, None, runs), table, pieces, None, of)
     wide_kv = write_plain(jnp.zeros((len(kv), 1, 2, 16, wide.head_dim)), lanes.keys(k), None, runs)
     for attend in (attend_plain, functools.partial(attend_paged, interpret=True)):

@@ -192,7 +192,7 @@ def test_a_prompt_in_chunks_is_waited_for_chunk_by_chunk() -> None:
     """Or the host would run ahead of the device: nobody could join, and an abort would save nothing."""
     engine = client("tpu")
     landed = []
-    device = engine.prepared.ranks.workers[0].device
+    device = engine.engine_plan.ranks.workers[0].device
     to_host = device.to_host
     device.to_host = lambda x: landed.append(tuple(x.shape)) or to_host(x)
     engine.add("only", Prompt(list(range(3, 60))), SamplingParams(temperature=0, max_tokens=2, detokenize=False))

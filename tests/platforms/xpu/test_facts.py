@@ -40,7 +40,7 @@ def machine(folder: Path, **changes: Any) -> XpuMachine:
     environment = Environment(**{name: changes.pop(name) for name in list(changes) if name.startswith("ze_")})
     settings: dict[str, Any] = {
         "torch_xpu": "20260000", "torch_version": "2.13.0+xpu", "triton": lambda: None, "loads": lambda library: True,
-        "opens": lambda node: True, "there": lambda name: False, "environment": lambda: environment,
+        "opens": lambda node: True, "is_installed": lambda name: False, "environment": lambda: environment,
         "sys": folder / "sys", "dev": folder / "dev",
     }  # fmt: skip
     return XpuMachine(**{**settings, **changes})
@@ -182,7 +182,7 @@ def test_a_library_is_found_by_the_linker_or_not() -> None:
 def test_intels_extension_is_said_to_be_unused(tmp_path: Path) -> None:
     device(tmp_path, "0000:03:00.0", ALCHEMIST)
     asked: list[str] = []
-    got = found(tmp_path, there=lambda name: not asked.append(name))
+    got = found(tmp_path, is_installed=lambda name: not asked.append(name))
     assert got.detail.endswith("intel-extension-for-pytorch is not used: it ended with torch 2.8")
     assert asked == ["intel_extension_for_pytorch"] and asked[0] not in sys.modules
 

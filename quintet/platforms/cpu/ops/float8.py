@@ -47,7 +47,7 @@ def pack(matrix: Matrix) -> dict[str, Tensor]:
 
 
 def can_pack(fmt: WeightFormat, inputs: int) -> bool:
-    """True if laid() takes matrices of the format, with so many inputs."""
+    """True if pack() takes matrices of the format, with so many inputs."""
     return fmt.dtype in FORMATS and (fmt.group % 2 == 0 or fmt.group >= inputs)
 
 
@@ -57,14 +57,14 @@ def inputs_per_scale(fmt: WeightFormat, inputs: int) -> int:
 
 
 def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
-    """Returns the bytes of laid()'s results for a weight [N, K] of this shape."""
+    """Returns the bytes of pack()'s results for a weight [N, K] of this shape."""
     outputs, inputs = shape
     packed, scales = _shapes(outputs, inputs, fmt)
     return math.prod(packed) + math.prod(scales) * torch.float32.itemsize
 
 
 def unpack(packed: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-    """laid()'s weight -> the values [outputs, inputs] in their `dtype`."""
+    """pack()'s weight -> the values [outputs, inputs] in their `dtype`."""
     blocks, depth, _ = packed.shape
     pairs = packed.reshape(blocks, depth, 2, 16, 2, 2).flip(-1).permute(0, 2, 5, 3, 1, 4)  # see kFloat8Step
     return pairs.reshape(blocks * COLUMNS, depth * 2)[:outputs, :inputs].contiguous().view(dtype)
@@ -104,7 +104,7 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
 
 
 def check_packed(packed: Tensor, scales: Tensor, fmt: WeightFormat, outputs: int, inputs: int) -> None:
-    """ValueError where these are not laid()'s of a weight [outputs, inputs]."""
+    """ValueError where these are not pack()'s of a weight [outputs, inputs]."""
     there = tuple(packed.shape), tuple(scales.shape)
     if there != _shapes(outputs, inputs, fmt) or packed.dtype != torch.uint8 or scales.dtype != torch.float32:
         raise ValueError(
@@ -114,6 +114,6 @@ def check_packed(packed: Tensor, scales: Tensor, fmt: WeightFormat, outputs: int
 
 
 def _shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of laid()'s weight and scales."""
+    """Returns the shapes of pack()'s weight and scales."""
     blocks = -(-outputs // COLUMNS)
     return (blocks, -(-inputs // 2), STEP), (blocks, fmt.groups(inputs), COLUMNS)

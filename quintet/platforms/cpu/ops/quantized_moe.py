@@ -28,14 +28,14 @@ from quintet.platforms.cpu.weight_layout import COLUMNS
 
 
 def packer_of(fmt: WeightFormat) -> Any:
-    """Returns the module that packs a canonical matrix of the format, by its laid(), holds() and packed_bytes()."""
+    """Returns the module that packs a canonical matrix of the format, by its pack(), can_pack() and packed_bytes()."""
     return float8 if fmt.kind == "fp8" else tiles
 
 
 def can_pack_format(fmt: WeightFormat, inputs: int) -> bool:
     """True if a quantized matrix is packed: for products that are there, and serve it."""
     serves = float8 if fmt.kind == "fp8" else quantized
-    return serves.probe() is None and bool(packer_of(fmt).holds(fmt, inputs))
+    return serves.probe() is None and bool(packer_of(fmt).can_pack(fmt, inputs))
 
 
 def can_pack(weight: Weight) -> bool:
@@ -81,7 +81,7 @@ def _pack_stack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor
         return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.format)
     if blocks.can_pack(weight):
         return blocks.pack(weight, parts)
-    found: dict[str, Tensor] = packer_of(weight.format).laid(_canonical(weight, parts, spare))
+    found: dict[str, Tensor] = packer_of(weight.format).pack(_canonical(weight, parts, spare))
     return found
 
 

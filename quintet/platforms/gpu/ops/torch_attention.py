@@ -25,18 +25,16 @@ class Context:
 
 
 @paged_attention.provide("gathered")
-def _paged_attention(
-    q: Tensor, kv: Tensor, step_context: StepContext, spec: AttentionSpec, sinks: Tensor | None
-) -> Tensor:
-    batch, group = step_context
+def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    batch, group = context
     out = q.new_zeros((*q.shape[:2], spec.value_dim))  # of padded tokens
     starts, lengths = batch.query_start_loc.tolist(), group.seq_lens.tolist()
     for row, length in enumerate(lengths):
         own = slice(starts[row], starts[row + 1])
         if own.start < own.stop:
             first = length - (own.stop - own.start)
-            context = _context(kv, group.block_table[row], (_behind(first, spec), length), spec)
-            _attend_rows(out, q, batch.positions, own, context, (spec, sinks))
+            seen = _context(kv, group.block_table[row], (_behind(first, spec), length), spec)
+            _attend_rows(out, q, batch.positions, own, seen, (spec, sinks))
     return out
 
 

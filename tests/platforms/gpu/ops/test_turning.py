@@ -16,9 +16,9 @@ CALLS: list[Any] = []
 
 
 @rotary_write_kv.provide("counting")
-def _counting(q: Any, k: Any, v: Any, turn: Any, kv: Any, context: Any) -> Any:
-    CALLS.append(turn)
-    return rotary_write_kv.reference(q, k, v, turn, kv, context)
+def _counting(q: Any, k: Any, v: Any, rotary: Any, kv: Any, context: Any) -> Any:
+    CALLS.append(rotary)
+    return rotary_write_kv.reference(q, k, v, rotary, kv, context)
 
 
 def outputs(family: str, settings: dict[str, Any], *order: str) -> list[torch.Tensor]:
