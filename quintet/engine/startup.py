@@ -182,18 +182,12 @@ def _decide(
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.sentence.max_length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
-    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
-    sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
-    sizes = replace(
-        sizes, transformers_backend=bool(backend), expert_placement=experts.expert_placement_of(config, facts)
-    )
+    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
+    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts))
+    sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts))
     if pooling is not None:
-        sizes = replace(
-            sizes,
-            requested_outputs=RequestedOutputs(logits=False, hidden_states=True),
-            causal=pooling.causal,
-            ignored_tensors=HEAD_TENSORS,
-        )
+        sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
+        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=HEAD_TENSORS)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(

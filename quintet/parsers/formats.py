@@ -119,7 +119,7 @@ class RequiredCalls:
 class ToolParser:
     """Format in which a family of models writes its tool calls.
 
-    `blocks`: the ways in which it may write them; grammars are made of the first. `again`: what stands between two
+    `blocks`: the ways in which it may write them; grammars are made of the first. `separator`: what stands between two
     blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
     function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
     """

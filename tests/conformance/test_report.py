@@ -280,10 +280,10 @@ def test_on_a_terminal_the_trial_of_the_moment_is_shown(
 
 DIES = """
 import os, signal
-from quintet.cli.commands._crash_reporter import Witness
-with Witness() as witness:
-    witness.tell("it died in the first\\ntrial")
-    witness.tell("it died in the second trial")
+from quintet.cli.commands._crash_reporter import CrashReporter
+with CrashReporter() as witness:
+    witness.set_line("it died in the first\\ntrial")
+    witness.set_line("it died in the second trial")
     {end}
 """
 

@@ -28,8 +28,8 @@ VLLM_REASONING = """cohere_command3 deepseek_r1 deepseek_v3 ernie45 gemma4 glm45
 kimi_k2 mimo minimax_m2 mistral nemotron_v3 olmo3 openai_gptoss qwen3 seed_oss step3 step3p5""".split()
 PLUGIN = """
 from quintet.parsers import ToolParser, call_block, register
-from quintet.parsers.combinators import Call
-register("{name}", ToolParser((call_block("<{name}>", Call(), "</{name}>"),), aliases=("{name}_too",)))
+from quintet.parsers.combinators import JsonCall
+register("{name}", ToolParser((call_block("<{name}>", JsonCall(), "</{name}>"),), aliases=("{name}_too",)))
 """
 
 
@@ -156,9 +156,9 @@ def test_a_file_with_parsers_of_both_kinds_is_run_once(tmp_path: Path, monkeypat
         "from __future__ import annotations\n"
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
         "from quintet.parsers import ReasoningParser, ToolParser, call_block, register\n"
-        "from quintet.parsers.combinators import Call\n"
+        "from quintet.parsers.combinators import JsonCall\n"
         "@dataclass\nclass Mine:\n    kind: ClassVar[int] = 1\n"
-        "register('both_here', ToolParser((call_block('<c>', Call(), '</c>'),), again=''))\n"
+        "register('both_here', ToolParser((call_block('<c>', JsonCall(), '</c>'),), separator=''))\n"
         "register('both_here_too', ReasoningParser(opens=('<h>',), closes=('</h>',)))\n"
     )
     assert load_plugin(file) == load_plugin(str(file)) == ["both_here", "both_here_too"]

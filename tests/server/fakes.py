@@ -101,7 +101,7 @@ class FakeBackend:
     hanging: int = 0  # requests that wait for go_on; what came before is delivered
     resets: int = 0
     asleep: int = 0
-    traces: FakeTraces = field(default_factory=FakeTraces)
+    trace_control: FakeTraces = field(default_factory=FakeTraces)
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
     pooling: PoolingBounds | None = None  # of a model that gives numbers
@@ -114,18 +114,20 @@ class FakeBackend:
         size = 512 if self.tokenizer is None else self.tokenizer.vocab_size
         eos = frozenset(self.tokenizer.eos_ids) if self.tokenizer else frozenset({0})
         self.eos = min(eos)
-        self.served = ModelInfo(
+        self.model_info = ModelInfo(
             MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000,
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
         )  # fmt: skip
-        self.thoughts: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
+        self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         ending = None if self.pooling is None else self.pooling.with_end_tokens(self.tokenizer)
         bounds = ModelLimits(size, self.max_model_len, 20, pooling=ending)
-        self._admission = InputProcessor(bounds, self.tokenizer, eos, 0, reasoning_markers=lambda: self.thoughts())
+        self._admission = InputProcessor(
+            bounds, self.tokenizer, eos, 0, reasoning_markers=lambda: self.reasoning_markers()
+        )
         self._processor = OutputProcessor(self.tokenizer)
-        self.shapes = GrammarChecks(StructuredOutputsConfig())
+        self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
 
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return self.dead
 
     def default_params(self) -> SamplingParams:
@@ -205,7 +207,7 @@ class FakeBackend:
 
     def _scores(self, token: int, num: int, named: Sequence[int] | None = None) -> TokenLogprobs:
         """The token itself is the likeliest; then come the ids after it, or those that were named."""
-        size = self.served.vocab_size
+        size = self.model_info.vocab_size
         top = list(named or ((token + step) % size for step in range(num if num >= 0 else size)))
         return TokenLogprobs([token, *top], [LOGPROB, *(LOGPROB - step for step in range(len(top)))], 1)
 
@@ -233,11 +235,11 @@ class FakeBackend:
         return Stats(SchedulerStats(num_running=len(self.running)), asleep=self.asleep)
 
     def engines(self) -> list[tuple[ModelInfo, Stats]]:
-        return [] if self.trouble() else [(self.served, self.stats())]
+        return [] if self.unavailable_reason() else [(self.model_info, self.stats())]
 
     def with_defaults(self, **defaults: object) -> "FakeBackend":
         """As if the model's generation config said this."""
-        self.served = replace(self.served, defaults=dict(defaults))
+        self.model_info = replace(self.model_info, defaults=dict(defaults))
         self._admission.defaults = dict(defaults)
         return self
 

@@ -5,7 +5,7 @@ import sys
 
 TRIES = """
 import logging, resource
-from quintet.server.file_limits import fit_files
+from quintet.server.file_limits import fit_file_limit
 from quintet.server.config import ServerConfig
 
 logging.basicConfig(format="%(message)s", level="INFO")
@@ -14,14 +14,14 @@ def limits():
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1000))
-print(fit_files(ServerConfig(max_connections=300)).max_connections, 300 < limits()[0] < 1000)
-print(fit_files(ServerConfig(max_connections=100)).max_connections, 300 < limits()[0] < 1000)
-few = fit_files(ServerConfig(max_connections=4096)).max_connections
+print(fit_file_limit(ServerConfig(max_connections=300)).max_connections, 300 < limits()[0] < 1000)
+print(fit_file_limit(ServerConfig(max_connections=100)).max_connections, 300 < limits()[0] < 1000)
+few = fit_file_limit(ServerConfig(max_connections=4096)).max_connections
 print(800 < few < 1000 - 50, limits()[0])
-print(fit_files(ServerConfig(max_connections=4096, api_workers=8)).max_connections < few)
+print(fit_file_limit(ServerConfig(max_connections=4096, api_workers=8)).max_connections < few)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
-    fit_files(ServerConfig())
+    fit_file_limit(ServerConfig())
 except ValueError as error:
     print(error)
 """

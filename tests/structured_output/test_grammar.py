@@ -402,9 +402,9 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
 def test_no_exit_waits_for_a_grammar_that_never_compiles() -> None:
     code = (
         "import threading; from quintet import StructuredOutputsParams\n"
-        "from quintet.structured_output.grammar import Grammars\n"
-        "grammars = Grammars(threading.Event().wait, 9, [1], seconds=0.01)\n"
-        "try: grammars.admit(StructuredOutputsParams(regex='a'))\n"
+        "from quintet.structured_output.grammar import GrammarCompiler\n"
+        "grammars = GrammarCompiler(threading.Event().wait, 9, [1], seconds=0.01)\n"
+        "try: grammars.compile_and_wait(StructuredOutputsParams(regex='a'))\n"
         "except ValueError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -42,7 +42,7 @@ def packed(matrix: Matrix) -> Matrix:
     """As place() lays it."""
     spare = -matrix.values.shape[1] % quantized_moe.COLUMNS
     each = [quantized_moe._pad_outputs(expert_matrix(matrix, expert), spare) for expert in range(EXPERTS)]
-    laid = quantized_moe.packer_of(matrix.format).laid(concat_outputs(each))
+    laid = quantized_moe.packer_of(matrix.format).pack(concat_outputs(each))
     laid = {name: x.view(EXPERTS, -1, *x.shape[1:]) for name, x in laid.items()}
     return Matrix(laid["weight"], laid["scales"], laid.get("zeros"), format=matrix.format)
 

@@ -43,7 +43,7 @@ def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype
     """Where float16 holds the scales. Tables that are no whole multiples of a step are held to a 127th."""
     matrix = CanonicalReader(FORMS[what]).random_matrix(*SHAPE)
     got, want = (
-        look_up(held(packer_of(matrix.format).laid(matrix), matrix.format), dtype),
+        look_up(held(packer_of(matrix.format).pack(matrix), matrix.format), dtype),
         dequantized(matrix)[IDS.long()],
     )
     if any(8 * each % 1 for each in matrix.format.codebook):
@@ -77,7 +77,7 @@ def test_ids_that_are_no_rows_give_zeros() -> None:
     for fmt in (FORMS["W4A8; Q4_0"], FORMS["FP8 in blocks"]):
         matrix = CanonicalReader(fmt).random_matrix(*SHAPE)
         known = dequantized(matrix)
-        for table in (held(packer_of(fmt).laid(matrix), fmt), matrix):
+        for table in (held(packer_of(fmt).pack(matrix), fmt), matrix):
             got = look_up(table, torch.float32, ids)
             assert torch.equal(got[3], known[5]) and not got[[0, 1, 2, 4, 5, 6]].any()
             got = look_up(table, torch.float32, ids, first=5)

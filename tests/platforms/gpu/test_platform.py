@@ -374,7 +374,7 @@ def test_a_tied_head_is_held_once() -> None:
 @pytest.mark.parametrize("name", ONLINE)
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
+    monkeypatch.setattr(providers, "can_pack", lambda kind, priority: packed)
     platform, _ = opened()
     of = weight(fmt=ONLINE[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})

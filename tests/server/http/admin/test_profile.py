@@ -14,7 +14,7 @@ async def test_without_leave_there_are_no_such_routes() -> None:
 async def test_a_trace_is_begun_and_ended_and_its_file_is_named() -> None:
     backend = FakeBackend()
     async with client(backend, profiles=True) as http:
-        assert (await http.post("/start_profile")).json() == {"status": "tracing"} and backend.traces.running
+        assert (await http.post("/start_profile")).json() == {"status": "tracing"} and backend.trace_control.running
         again = await http.post("/start_profile")
         assert again.status_code == 409 and again.json()["error"]["code"] == "cannot_trace"
         assert "a trace runs already" in again.json()["error"]["message"]

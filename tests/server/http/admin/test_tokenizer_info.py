@@ -21,7 +21,7 @@ def backend(folder: Path, **entries: Any) -> FakeBackend:
     known = json.loads((BUNDLED / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**known, **entries}))
     made = FakeBackend()
-    made.served = replace(made.served, tokenizer=str(folder))
+    made.model_info = replace(made.model_info, tokenizer=str(folder))
     return made
 
 

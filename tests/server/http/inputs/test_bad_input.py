@@ -89,7 +89,7 @@ async def test_messages_of_any_kind_are_no_failure(path: str) -> None:
 
 @pytest.mark.parametrize("field", ["allowed_token_ids", "stop_token_ids", "logit_bias", "prompt"])
 async def test_ids_out_of_the_vocabulary_name_their_field(field: str) -> None:
-    size = FakeBackend().served.vocab_size
+    size = FakeBackend().model_info.vocab_size
     value = {str(size): 1} if field == "logit_bias" else [size]
     async with client() as http:
         response = await http.post("/v1/completions", json={"prompt": "x", field: value})

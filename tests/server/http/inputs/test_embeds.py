@@ -35,7 +35,7 @@ def torch_file(x: Any) -> bytes:
 
 def backend(width: int = WIDTH) -> FakeBackend:
     made = FakeBackend()
-    made.served = replace(made.served, embeds_width=width)
+    made.model_info = replace(made.model_info, embeds_width=width)
     return made
 
 

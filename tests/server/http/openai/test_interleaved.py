@@ -29,7 +29,7 @@ SHAPE = {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}
 def backend(reply: str = "Yes.", **structured: Any) -> FakeBackend:
     fake = FakeBackend()
     fake.reply = fake.encode(reply)
-    fake.shapes = GrammarChecks(StructuredOutputsConfig(**structured))
+    fake.grammar_checks = GrammarChecks(StructuredOutputsConfig(**structured))
     return fake
 
 
