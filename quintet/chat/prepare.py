@@ -252,11 +252,11 @@ async def _grammar_after(
     schemas of strict tools are enforced."""
     loose = tuple(each if each.strict else Tool(each.name) for each in output_format.tools)
     try:
-        return await model.grammars.behind(grammar, first)
+        return await model.grammars.grammar_after(grammar, first)
     except ParameterError:
         first = structured_output_grammar(replace(output_format, tools=loose), special_token_ids(model.tokenizer))[1]
     try:
-        return await model.grammars.behind(grammar, first)
+        return await model.grammars.grammar_after(grammar, first)
     except ParameterError as error:
         name = chat.names.format if output_format.tool is None else "tools"
         beside = ParameterError(name, f"beside a shape {_reason(error)}", INVALID)

@@ -46,7 +46,7 @@ class GrammarWriter:
             self._last = wanted, grammar_text(wanted, self.config)
         return self._last[1]
 
-    async def behind(self, grammar: str, before: str) -> str:
+    async def grammar_after(self, grammar: str, before: str) -> str:
         """As behind()."""
         return grammar_after(grammar, before)
 

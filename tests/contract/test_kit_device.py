@@ -110,7 +110,7 @@ def test_a_probe_that_needs_what_may_be_missing(planted: Any) -> None:
         ({"dtypes": (torch.float32, torch.float32)}, "names one twice"),
         ({"dtypes": (torch.float8_e5m2,)}, "8-bit types are formats"),
         ({"fp8": torch.float16}, "fp8 is to be None or one of"),
-        ({"quant": frozenset(["int3"])}, "forms that quintet does not have: ['int3']"),
+        ({"weight_formats": frozenset(["int3"])}, "kinds that quintet does not have: ['int3']"),
         ({"overlap": "no"}, "overlap of Capabilities must be True or False"),
         ({"detail": "another"}, "a second probe() returns"),
     ],

@@ -101,7 +101,7 @@ def test_a_mean_in_single_precision_is_caught(monkeypatch: pytest.MonkeyPatch) -
         self.count = first + len(rows)
         self.running_sum = before + rows.sum(0, dtype=np.float32)  # type: ignore[operator]
 
-    monkeypatch.setattr(PooledRows, "take", take)
+    monkeypatch.setattr(PooledRows, "add", take)
     assert "in pieces: row 0" in first_failure("numbers.served", Planted(), "a decoder's mean")
 
 
@@ -111,11 +111,11 @@ def test_classes_without_their_activation_are_caught(monkeypatch: pytest.MonkeyP
 
 
 def _without_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.models.jina_bert.slopes", lambda heads: None)
+    monkeypatch.setattr("quintet.models.jina_bert.alibi_slopes", lambda heads: None)
 
 
 def _without_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.models.mpnet.by_distance", lambda learned: bias_by_distance(learned) * 0)
+    monkeypatch.setattr("quintet.models.mpnet.bias_by_distance", lambda learned: bias_by_distance(learned) * 0)
 
 
 def _in_files_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def settled(
 
 def kind(forms: QuantizationPlan, module: str = "model.layers.0.self_attn.q_proj", inputs: int = 256) -> str:
     fmt, reader = forms.format_for(module, ShardRange((0, 8), (0, inputs), inputs))
-    return f"{fmt.kind}/{fmt.group}" if reader is None else f"rounded to {getattr(reader, 'of', PLAIN).kind}"
+    return f"{fmt.kind}/{fmt.group}" if reader is None else f"rounded to {getattr(reader, 'weight_format', PLAIN).kind}"
 
 
 ALL = {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8", "table4"}

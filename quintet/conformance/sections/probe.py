@@ -194,7 +194,9 @@ def facts(subject: Subject) -> Iterator[Trial]:
 
     def quant() -> None:
         strange = sorted(facts.weight_formats - {*KINDS, *EXTRAS})
-        require(not strange, f"quant names forms that quintet does not have: {strange}; it has {sorted(KINDS)}")
+        require(
+            not strange, f"weight_formats names kinds that quintet does not have: {strange}; it has {sorted(KINDS)}"
+        )
 
     def truths() -> None:
         wrong = [f.name for f in dataclasses.fields(Capabilities) if f.type is bool]

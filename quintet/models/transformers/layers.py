@@ -170,7 +170,7 @@ class Rest(Layer):
             self._loose[name].set(tensor.reshape(self._loose[name].tensor.shape))
 
     @property
-    def placed(self) -> dict[str, Tensor]:
+    def assigned_tensors(self) -> dict[str, Tensor]:
         found = {}
         for name, each in self._loose.items():
             module, attribute = each.owners[0]

@@ -24,7 +24,7 @@ class GrammarChecks(GrammarWriter):
         return await self._compiles(await asyncio.to_thread(grammar_text, wanted, self.config))
 
     async def grammar_after(self, grammar: str, before: str) -> str:
-        """As grammar_text.behind(), for a grammar that compiles; ParameterError as above."""
+        """As GrammarWriter.grammar_after(), for a grammar that compiles; ParameterError as above."""
         return await self._compiles(await asyncio.to_thread(grammar_after, grammar, before))
 
     async def _compiles(self, text: str) -> str:

@@ -191,7 +191,7 @@ def test_a_server_that_goes_costs_computing_alone_and_is_found_again(
         said |= tokens(second, **several[1]) | tokens(first, **several[1])
         assert kept(first) and kept(second)
         remote = Remote(port)
-        monkeypatch.setattr(lmcache_store, "RETRY", 0.0)
+        monkeypatch.setattr(lmcache_store, "RETRY_SECONDS", 0.0)
         said |= tokens(first, **several[2])
         assert kept(first)
         again = engine(**url)

@@ -152,7 +152,7 @@ def test_events_of_a_prompt_say_its_tokens_in_order(monkeypatch: pytest.MonkeyPa
         def send(self, batch: EventBatch) -> None:
             batches.append(msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch))
 
-    monkeypatch.setattr(startup, "journal_of", logging_to(Listed())["journal_of"])
+    monkeypatch.setattr(startup, "make_event_log", logging_to(Listed())["journal_of"])
     client = null_client(page_size=4, kv_events_config=TOLD)
     prompt = [(7 * i) % VOCAB for i in range(11)]
     before = time.time()

@@ -171,7 +171,7 @@ def test_what_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ValueError, match="nothing is there"):
         AsyncStoreConnector("a shelf", refuses, WORDS)
-    monkeypatch.setattr(late, "BEGINNING", 0.05)
+    monkeypatch.setattr(late, "START_SECONDS", 0.05)
     gate, shelf = threading.Event(), Shelf()
 
     def hangs() -> PageStore:

@@ -254,7 +254,7 @@ def test_a_remote_that_fails_is_left_alone_and_connected_again(
     manager.remote.down = False
     assert not kept.put(b"1", ROW) and not kept.has(b"1"), "it was not left alone"
     manager.remote.down = True
-    monkeypatch.setattr(lmcache_store, "RETRY", -1.0)
+    monkeypatch.setattr(lmcache_store, "RETRY_SECONDS", -1.0)
     assert not kept.has(b"1") and manager.bypassed == {"RemoteBackend": True}, "it is not there yet"
     manager.remote.down = False
     kept.has(b"1")

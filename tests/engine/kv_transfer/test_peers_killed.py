@@ -82,7 +82,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None]
         far.read = reading  # type: ignore[method-assign]
         return far
 
-    monkeypatch.setattr(PeerLoad, "bring", brought)
+    monkeypatch.setattr(PeerLoad, "add_page", brought)
     if opening is not None:
         taker._route = taker._route._replace(open=opened)
 

@@ -183,7 +183,7 @@ class Held(Copying):
         super().__init__()
         self.may_end = threading.Event()
 
-    def begin(self, peer: str, addresses: Sequence[int], into: PageRows) -> Any:
+    def start_read(self, peer: str, addresses: Sequence[int], into: PageRows) -> Any:
         self.begun += 1
         return HeldMoving(self)
 
@@ -195,7 +195,7 @@ class HeldMoving:
     def done(self) -> bool:
         return False
 
-    def stop(self) -> bool:
+    def cancel(self) -> bool:
         return self._mover.may_end.is_set()
 
 

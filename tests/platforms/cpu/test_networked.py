@@ -305,7 +305,7 @@ def test_machine_0_alone_calls_a_meeting_off(monkeypatch: pytest.MonkeyPatch, no
     """Another machine's ranks may be started again while rank 0 waits, and theirs may be rank 1."""
     said = list[tuple[str, str]]()
     monkeypatch.setattr(processes, "Child", lambda *_, **__: SimpleNamespace(follow=lambda _: None))
-    monkeypatch.setattr(processes, "called_off", lambda endpoint, why, done: said.append((endpoint, why)))
+    monkeypatch.setattr(processes, "report_call_off", lambda endpoint, why, done: said.append((endpoint, why)))
     config = EngineConfig(model="x", nnodes=2, node_rank=node_rank, tensor_parallel_size=2)
     others = processes.RankProcesses(config, 2, range(1, 2), "tcp://127.0.0.1:1")
     others._ended(0, Exit(9))

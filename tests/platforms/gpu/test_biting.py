@@ -45,7 +45,7 @@ def biting(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Subject, BitingR
         with runtime.computing():
             return draw(self, forward)
 
-    monkeypatch.setattr(ModelRunner, "draw", drawn)
+    monkeypatch.setattr(ModelRunner, "sample", drawn)
     return Subject("fake"), runtime
 
 

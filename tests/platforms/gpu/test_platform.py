@@ -376,7 +376,7 @@ def test_a_tied_head_is_held_once() -> None:
 def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "can_pack", lambda kind, priority: packed)
     platform, _ = opened()
-    of = weight(fmt=ONLINE[name])
+    of = weight(format=ONLINE[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})
     assert set(placed) == {"weight", "scales"}
     assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
@@ -387,7 +387,7 @@ def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monke
 def test_what_a_checkpoint_holds_takes_what_was_planned(
     what: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
+    monkeypatch.setattr(providers, "can_pack", lambda kind, priority: packed)
     platform, _ = opened()
     reader, product = CanonicalReader(FORMS[what]), LinearCase(1, 160, (64,))
     fmt = reader.format(ShardRange((0, 64), (0, 160)))
@@ -402,10 +402,10 @@ def test_what_a_checkpoint_holds_takes_what_was_planned(
 
 
 def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "packs", lambda kind, priority: True)
+    monkeypatch.setattr(providers, "can_pack", lambda kind, priority: True)
     platform, _ = opened()
     with pytest.raises(ValueError, match="w cannot be quantized: the weight holds numbers that are not finite"):
-        platform.place(weight(fmt=ONLINE["int8"]), {"w": torch.full((64, 128), float("nan"))})
+        platform.place(weight(format=ONLINE["int8"]), {"w": torch.full((64, 128), float("nan"))})
 
 
 def test_without_their_provider_weights_lie_as_the_specification_has_them() -> None:

@@ -35,13 +35,13 @@ SPECS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     made = Library()
-    monkeypatch.setattr(aiter, "part", made.part)
+    monkeypatch.setattr(aiter, "library_function", made.part)
     return made
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *missing: str, wrong: str = "") -> Library:
     made = Library(*missing, wrong=wrong)
-    monkeypatch.setattr(aiter, "part", made.part)
+    monkeypatch.setattr(aiter, "library_function", made.part)
     return made
 
 
@@ -156,7 +156,7 @@ def test_a_trial_catches_what_errs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is off by" in str(aiter.trial(of, torch.device("cpu")))
     use(monkeypatch, "unified_attention")
     assert aiter.trial(of, torch.device("cpu")) == "AITER lacks unified_attention"
-    monkeypatch.setattr(aiter, "part", lambda name: lambda **given: 1 / 0)
+    monkeypatch.setattr(aiter, "library_function", lambda name: lambda **given: 1 / 0)
     assert "fails on a small step: ZeroDivisionError" in str(aiter.trial(of, torch.device("cpu")))
 
 
@@ -177,7 +177,7 @@ def test_a_trial_takes_both_kernels(library: Library, monkeypatch: pytest.Monkey
         seen.append((given["max_seqlen_q"], given["max_seqlen_k"]))
         return real(**given)
 
-    monkeypatch.setattr(aiter, "part", lambda name: noting)
+    monkeypatch.setattr(aiter, "library_function", lambda name: noting)
     assert aiter.trial(spec(4, 2, 16, dtype=BF16), torch.device("cpu")) is None
     assert seen[0][0] > 1 and seen[1][0] == 1 and seen[1][1] > 512
 

@@ -29,8 +29,9 @@ CLIENT_TIMEOUTS = ClientTimeouts()
 def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = CLIENT_TIMEOUTS) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol class with these limits; uvicorn makes one object per connection."""
     limits = {
-        "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "patience": patience,
-        "max_connections": settings.max_connections, "strangers": UnauthenticatedConnections(settings.max_connections),
+        "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "timeouts": patience,
+        "max_connections": settings.max_connections,
+        "unauthenticated": UnauthenticatedConnections(settings.max_connections),
     }  # fmt: skip
     return type("BoundedProtocol", (_LimitedProtocol,), limits)
 

@@ -78,7 +78,7 @@ def test_results_are_those_of_one_accumulator(name: str, tokens: int, monkeypatc
     x, packed, *_, bias = packed_case(name, 70, 320 if "128" not in name else 384, tokens, torch.float16)
     once = multiply(name, x, packed["weight"], packed["scales"], bias, served)
     there = chips.chip_limits_for(DEVICE)
-    monkeypatch.setattr(quantized, "cut_for", lambda device: replace(there, apart=True))
+    monkeypatch.setattr(quantized, "chip_limits_for", lambda device: replace(there, apart=True))
     apart = multiply(name, x, packed["weight"], packed["scales"], bias, served)
     torch.testing.assert_close(apart, once, rtol=2e-3, atol=2e-3)
 
@@ -93,7 +93,7 @@ def test_one_scale_for_a_row_of_four_bits(monkeypatch: pytest.MonkeyPatch) -> No
     matrix = Matrix(weight, randn(40, 1).abs() * 0.02 + 0.003, format=WeightFormat("int4", 4, 16, 0))
     x = randn(70, 384, dtype=torch.float16)
     there = chips.chip_limits_for(DEVICE)
-    monkeypatch.setattr(quantized, "cut_for", lambda device: replace(there, apart=True))
+    monkeypatch.setattr(quantized, "chip_limits_for", lambda device: replace(there, apart=True))
     got = served("linear:int4")(x, matrix, None, (40,))
     want = linear.reference(x.float(), matrix, None, (40,))
     torch.testing.assert_close(got.float(), want, rtol=4e-3, atol=4e-3)
@@ -127,6 +127,6 @@ def test_zero_points_and_minima_come_in_once(what: str, monkeypatch: pytest.Monk
     from quintet.platforms.gpu.kernels import chips, quantized
 
     there = chips.chip_limits_for(DEVICE)
-    monkeypatch.setattr(quantized, "cut_for", lambda device: replace(there, apart=True))
+    monkeypatch.setattr(quantized, "chip_limits_for", lambda device: replace(there, apart=True))
     x, matrix = case(OTHERS[what], 40, 384, 18, torch.float16)
     assert_close(multiplied(x, matrix), wanted(x, matrix), torch.float16, what)
