@@ -50,7 +50,7 @@ def test_the_snapshot_sees_what_a_platform_leans_on() -> None:
     lines = [line.strip() for line in script("contract").snapshot().splitlines()]
     assert f"CONTRACT_VERSION = {CONTRACT_VERSION}" in lines
     assert "@abstractmethod open(self, rank: int) -> Device" in lines
-    assert "slots: Tensor" in lines and "window: int | None = None" in lines
+    assert "slot_mapping: Tensor" in lines and "window: int | None = None" in lines
     assert "rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor" in lines
     assert not [line for line in lines if line.startswith("_") and not line.startswith("__")]
 

@@ -9,7 +9,7 @@ from quintet.pooling_params import OF_TOKENS, PoolingParams
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer
 
-_POOLED_ROWS = {"CLS": FIRST_TOKEN, "LAST_TOKEN": LAST_TOKEN}
+_POOLED_ROWS = {"CLS": FIRST_TOKEN, "LAST": LAST_TOKEN}
 
 
 def _no_sampling() -> SamplingParams:

@@ -174,7 +174,7 @@ class Threads:
 
         started = list(self._pool.map(start, range(self.size)))
         self.prepared, self.engines = [each for each, _ in started], [each for _, each in started]
-        bounds = ModelLimits(self.prepared[0].vocab_size, self.prepared[0].plan.max_model_len, config.max_logprobs)
+        bounds = ModelLimits(self.prepared[0].vocab_size, self.prepared[0].memory_plan.max_model_len, config.max_logprobs)
         self._admission = InputProcessor(bounds, None, frozenset(), seed=0)
         self.said: dict[str, list[int]] = {}
         self.scored: dict[str, list[TokenLogprobs]] = {}

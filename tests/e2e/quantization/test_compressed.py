@@ -53,7 +53,7 @@ def test_weights_are_those_that_the_library_reads(module: str) -> None:
 
 def forms(kept: Any = PLATFORM.probe) -> QuantizationPlan:
     found = kept() if callable(kept) else kept
-    return QuantizationPlan(None, plan_of(config(), tensors()), getattr(found, "quant", found))
+    return QuantizationPlan(None, plan_of(config(), tensors()), getattr(found, "weight_formats", found))
 
 
 def off(logits: Tensor, name: str) -> float:

@@ -111,7 +111,7 @@ TOLD = {"enable_kv_cache_events": True, "publisher": "zmq"}
 
 def logging_to(kept: Kept) -> dict[str, Any]:
     """What makes an engine's log, in the place of the function of startup."""
-    return {"journal_of": lambda *_: KVEventLog(kept, 4, "map")}  # type: ignore[arg-type]
+    return {"make_event_log": lambda *_: KVEventLog(kept, 4, "map")}  # type: ignore[arg-type]
 
 
 def cached(pool: PagePool) -> set[tuple[int, int]]:
@@ -152,7 +152,7 @@ def test_events_of_a_prompt_say_its_tokens_in_order(monkeypatch: pytest.MonkeyPa
         def send(self, batch: EventBatch) -> None:
             batches.append(msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch))
 
-    monkeypatch.setattr(startup, "make_event_log", logging_to(Listed())["journal_of"])
+    monkeypatch.setattr(startup, "make_event_log", logging_to(Listed())["make_event_log"])
     client = null_client(page_size=4, kv_events_config=TOLD)
     prompt = [(7 * i) % VOCAB for i in range(11)]
     before = time.time()
@@ -195,7 +195,7 @@ def replayed(context: zmq.Context, endpoint: str, first: int) -> list[tuple[int,
 
 
 def publisher(client: Any) -> Publisher:
-    found: Publisher = client.engine.scheduler.pool.journal._publisher
+    found: Publisher = client.engine.scheduler.pool.event_log._publisher
     return found
 
 

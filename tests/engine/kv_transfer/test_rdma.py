@@ -94,7 +94,7 @@ def test_memory_that_is_written_to_still_is_not_used_again() -> None:
         rows = staging.acquire()
         assert all(rows is not each for each in given)
         given.append(rows)
-        moving = mover.begin("peer", [0], rows[:1])
+        moving = mover.start_read("peer", [0], rows[:1])
         moving._held = 10**6
         staging.release(rows, moving)
     with pytest.raises(ProtocolError, match="were given up, and have not ended"):
@@ -219,14 +219,14 @@ def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.r
             far.read([1, 2])
         said.append(str(error.value))
 
-    lent, borrow = list[Any](), far._buffers.borrow
+    lent, borrow = list[Any](), far._buffers.acquire
 
     def noted() -> PageRows:
         rows = borrow()
         lent.append(weakref.ref(rows))
         return rows
 
-    far._buffers.borrow = noted
+    far._buffers.acquire = noted
     thread = threading.Thread(target=read)
     thread.start()
     _until(lambda: means.transfer_engine.begun > 0)  # type: ignore[union-attr]

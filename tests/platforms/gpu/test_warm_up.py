@@ -12,6 +12,7 @@ from quintet.config.schema import flags
 from quintet.engine import startup as start
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.model_runner import ModelRunner
+from quintet.engine.memory_planner import NUM_USUAL_WIDTHS
 from quintet.engine.sampling.logits_processors import BatchUpdate, LogitsProcessor
 from quintet.engine.step_plan import StepPlan
 from quintet.platforms.gpu.capture_sizes import decode_sizes
@@ -156,7 +157,7 @@ def test_they_are_those_of_requests_of_a_usual_length(client: Make) -> None:
     tiny = make("llama", {**PLAIN, "max_position_embeddings": 2048})
     engine, fake = client(tiny, **settings, capture_decode_ahead=True, warm_up=False)
     widths = {each.pages for each in engine.engine_plan.memory_plan.buckets if each.decode}
-    assert widths == {(64,), (256,), (1024,), (2000,)} and fake.captures == 2 * start.NUM_USUAL_WIDTHS
+    assert widths == {(64,), (256,), (1024,), (2000,)} and fake.captures == 2 * NUM_USUAL_WIDTHS
 
 
 def settled(*argv: str) -> EngineConfig:

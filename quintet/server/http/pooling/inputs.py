@@ -34,7 +34,7 @@ class TextReader:
     limits: PoolingBounds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bounds", bounds_of(self.service).with_end_tokens(self.service.backend.tokenizer))
+        object.__setattr__(self, "limits", bounds_of(self.service).with_end_tokens(self.service.backend.tokenizer))
 
     async def read(self, given: Sequence[Any]) -> list[Prompt]:
         """Reads texts; each is text or token ids."""

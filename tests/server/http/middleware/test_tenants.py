@@ -158,7 +158,7 @@ async def test_callers_of_one_key_do_not_take_everything_from_another() -> None:
             await asyncio.sleep(0)
         fake.go_on.set()
         assert [await first, await second] == [200, 200]
-        assert await post("alice", 4) == 200 and not http._transport.app.state.service.gate.held.completions  # type: ignore[attr-defined]
+        assert await post("alice", 4) == 200 and not http._transport.app.state.service.capacity.held.completions  # type: ignore[attr-defined]
 
 
 async def test_no_id_of_a_response_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -92,7 +92,7 @@ async def test_what_the_model_does_not_allow_is_refused() -> None:
     fake = backend()
     said = (await embed(fake, 400, input="a", dimensions=4))["error"]
     assert said["param"] == "dimensions" and "matryoshka" in said["message"]
-    assert len((await embed(backend(matryoshka=True), input="a", dimensions=4))["data"][0]["embedding"]) == 4
+    assert len((await embed(backend(matryoshka_dims=True), input="a", dimensions=4))["data"][0]["embedding"]) == 4
     said = (await embed(fake, 400, input="a", embed_dtype="int3"))["error"]
     assert said["param"] == "embed_dtype" and "bfloat16" in said["message"]
     both = {"input": "a", "messages": [{"role": "user", "content": "b"}]}
@@ -124,7 +124,7 @@ async def test_a_text_that_is_too_long() -> None:
 
 
 async def test_a_long_text_in_pieces() -> None:
-    fake = backend(chunked=True, max_embed_len=150)
+    fake = backend(chunks_long_texts=True, max_embed_len=150)
     texts = ["word " * 70, "short"]
     answer = await embed(fake, input=texts)
     assert fake.tokenizer is not None
@@ -202,7 +202,7 @@ async def test_an_engine_that_dies_between_two_turns_is_told() -> None:
 
 
 async def test_the_models_prompt_and_case() -> None:
-    fake = backend(prompts={"query": "query: "}, default_prompt="query", lower=True)
+    fake = backend(prompts={"query": "query: "}, default_prompt="query", lowercase=True)
     await embed(fake, input="Hello")
     assert fake.submitted[0].prompt.token_ids == fake.tokenizer.encode("query: hello")  # type: ignore[union-attr]
 

@@ -15,7 +15,7 @@ from tests.server.http.test_schema import CHECKS
 
 PATHS = ["/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank"]
 MODEL: dict[str, Any] = {
-    "tasks": ("embed", "classify", "token_embed"), "matryoshka": True, "labels": ("no", "yes"),
+    "tasks": ("embed", "classify", "token_embed"), "matryoshka_dims": True, "labels": ("no", "yes"),
     "prompts": {"query": "q: "},
 }  # fmt: skip
 app = make_app(AppState(backend(**MODEL), ServerConfig(trust_request_chat_template=True)))

@@ -145,7 +145,7 @@ async def test_a_generating_model_ranks_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    with serving(backend(matryoshka=True, prompts={"query": "query: "}), api_key=("secret",)) as server:
+    with serving(backend(matryoshka_dims=True, prompts={"query": "query: "}), api_key=("secret",)) as server:
         yield server
 
 
