@@ -202,12 +202,12 @@ class RouterApp:
             if stored is None:
                 ask.fields = read_body(body)
                 ask.session = self._session(scope) or ask.fields.user or ""
-            visit.pipe = ResponseStream(scope, receive, send, visit.request_id)
-            visit.pipe.watch()
+            visit.response_stream = ResponseStream(scope, receive, send, visit.request_id)
+            visit.response_stream.watch()
             if not await core.queue.acquire():
                 ask.arrived = 0.0
             try:
-                await core.answer(ask, visit.pipe, stored)
+                await core.answer(ask, visit.response_stream, stored)
             finally:
                 core.queue.release()
         finally:

@@ -100,7 +100,7 @@ class _RouterCollector:
         yield from (up, busy, answers, failures)
         for name, help, field_name in (
             ("first_byte", "From sending a request to its answer's head.", "first_byte"),
-            ("request", "From sending a request to the end of its answer.", "whole"),
+            ("request", "From sending a request to the end of its answer.", "total_time"),
         ):
             rows = [([each.url, each.pool.value], getattr(each.counts, field_name)) for each in self._now.backends]
             yield _seconds(f"quintet:router_{name}_seconds", help, labels, rows)

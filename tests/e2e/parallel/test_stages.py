@@ -174,7 +174,9 @@ class Threads:
 
         started = list(self._pool.map(start, range(self.size)))
         self.prepared, self.engines = [each for each, _ in started], [each for _, each in started]
-        bounds = ModelLimits(self.prepared[0].vocab_size, self.prepared[0].memory_plan.max_model_len, config.max_logprobs)
+        bounds = ModelLimits(
+            self.prepared[0].vocab_size, self.prepared[0].memory_plan.max_model_len, config.max_logprobs
+        )
         self._admission = InputProcessor(bounds, None, frozenset(), seed=0)
         self.said: dict[str, list[int]] = {}
         self.scored: dict[str, list[TokenLogprobs]] = {}
@@ -321,8 +323,8 @@ def test_a_step_that_fails_on_one_rank_of_a_stage_leaves_none_waiting() -> None:
 def test_ranks_that_drew_other_tokens_are_no_longer_one_model(deep: Tiny) -> None:
     threads = Threads(make("llama", WIDE), 2, share=2)
     runner = threads.engines[3]._runner._inner  # type: ignore[attr-defined]
-    draw = runner.draw
-    runner.draw = lambda forward: lambda: draw(forward)()._replace(token_ids=[1])
+    draw = runner.sample
+    runner.sample = lambda forward: lambda: draw(forward)()._replace(token_ids=[1])
     threads.add("first", [5, 6, 7])
     with pytest.raises(DeviceLost, match="the ranks' step 1 differs"):
         threads.run()

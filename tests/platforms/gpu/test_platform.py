@@ -615,7 +615,7 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
     of = spec(8, 2, 64, dtype=torch.bfloat16)
     layer = platform.mixer(of, bind({}), 0)
     planning = platform._planning[0]
-    planning.sizes = frozenset([(24, 5)])
+    planning.captured_sizes = frozenset([(24, 5)])
     cache = RandomKVCache(of, [41, 30])
     q, (batch, group) = cache.batch({0: AttentionRequest(40, 1), 1: AttentionRequest(10, 20)})
     own = HostGroup(*(x.numpy() for x in group[:3]))
@@ -631,15 +631,15 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
         outs.append(layer(more, more[:, :2], more[:, 2:4], (cache.kv.clone(),), StepContext(there, there.groups[0]))[0])
         assert prefill.planned - before == (step is not padded and step.token_ids is host.token_ids)
     torch.testing.assert_close(outs[1][:21], outs[0], rtol=0, atol=0.02)
-    assert platform._captured_variants(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,)))[0].decode is False
+    assert platform._captured_buckets(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,)))[0].decode is False
     most = ShapeBucket(2048, 8, 64, (4,))
-    assert max(each.tokens for each in platform._captured_variants(torch.nn.Linear(3, 3), most)) == 512, "its prompts"
+    assert max(each.tokens for each in platform._captured_buckets(torch.nn.Linear(3, 3), most)) == 512, "its prompts"
     asked = with_flashinfer(module, max_capture_size=1024)
     asked.open(0)
     asked.mixer(of, bind({}), 0)
-    assert max(each.tokens for each in asked._captured_variants(torch.nn.Linear(3, 3), most)) == 1024
-    planning.mixed = False  # a layer that ours do not serve
-    assert all(each.decode for each in platform._captured_variants(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,))))
+    assert max(each.tokens for each in asked._captured_buckets(torch.nn.Linear(3, 3), most)) == 1024
+    planning.planners_optional = False  # a layer that ours do not serve
+    assert all(each.decode for each in platform._captured_buckets(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,))))
 
 
 def test_flashinfer_refuses_with_all_reasons() -> None:
