@@ -205,7 +205,7 @@ class Quiet:
     def receive(self, _: Any) -> RegionAddress:
         return RegionAddress(b"a test", 4096, 9)
 
-    def look(self) -> None: ...
+    def check_open(self) -> None: ...
 
 
 def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.ref[Any]"]:
