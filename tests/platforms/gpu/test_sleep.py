@@ -153,7 +153,7 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
         engine, fake = client(**{"num_pages": None, "enable_prefix_caching": False, **settings})
         plans[name] = engine.engine_plan.memory_plan
         assert engine.config.enforce_eager or "captured steps" in str(plans[name])
-    sizes = {name: plan.model_memory.takes.captured for name, plan in plans.items()}
+    sizes = {name: plan.model_memory.estimate.captured for name, plan in plans.items()}
     assert sizes["none"] == 0 < sizes["lazy"] == sizes["ahead"] < sizes["more"]
 
 
