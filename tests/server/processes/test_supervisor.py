@@ -68,8 +68,8 @@ async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_starte
     monkeypatch.setattr(supervisors, "_MIN_RESTART_SECONDS", 0.0)
     server = Supervisor(EngineConfig(), ServerConfig(api_workers=2, engine_timeout=30), socket.socket())
     server._loop, peers, left = asyncio.get_running_loop(), ApiPeers(zmq.Context(), tmp_path, 0), list[int]()
-    service, remote = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, forget=left.append)
-    server._api = SimpleNamespace(service=service, remote=remote)  # type: ignore[assignment]
+    service, backend = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, remove_worker=left.append)
+    server._api = SimpleNamespace(service=service, backend=backend)  # type: ignore[assignment]
     silent = server._others[1] = child()
     peers.handle(WorkerHeartbeat(silent.pid))
     for quiet, ended in ((30, False), (1, True)):
