@@ -40,7 +40,7 @@ class Table:
     def build(self, plan: Any) -> Any:
         host, rows = self._build(plan)
         count = len(plan.tokens)
-        table = host.groups[-1].table.tolist()
+        table = host.groups[-1].block_table.tolist()
         reads, writes = [read for read, _ in table[:count] if read], [write for _, write in table[:count]]
         if any(any(row) for row in table[count:]):
             self.faults.append(f"padding has a state: {table}")

@@ -47,7 +47,7 @@ class Contents:
 
     def build(self, plan: Any) -> Any:
         host, rows = self._build(plan)
-        table = host.groups[-1].table.tolist()
+        table = host.groups[-1].block_table.tolist()
         reads, writes = {read for read, _ in table}, [write for _, write in table]
         if len(set(writes)) < len(writes) or reads & set(writes) or 0 in writes:
             self.faults.append(f"a state is written that another writes or reads: {table}")
