@@ -124,7 +124,7 @@ class Gemma3nModel(nn.Module):
         """Its layers."""
         return self.layers
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages; the first stage looks up the per-layer embeddings of all layers."""
         tables = ["embed_tokens", "embed_tokens_per_layer"]
         before = [*tables, "projection", "per_layer_projection_norm", "altup_projections"]

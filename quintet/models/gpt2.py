@@ -66,7 +66,7 @@ class GPT2Model(nn.Module):
         """Its layers."""
         return self.h
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
         drop_other_layers(self, stage, ["wte", "wpe"], "h", ["ln_f"])
 

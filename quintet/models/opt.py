@@ -83,7 +83,7 @@ class OPTDecoder(nn.Module):
         """Its layers."""
         return self.layers
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
         before, after = ["embed_tokens", "embed_positions", "project_in"], ["final_layer_norm", "project_out"]
         drop_other_layers(self, stage, before, "layers", after)

@@ -67,7 +67,7 @@ class RWKV7Model(nn.Module):
         """Its layers."""
         return self.layers
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
         drop_other_layers(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
 
