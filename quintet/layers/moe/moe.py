@@ -127,11 +127,9 @@ class Experts(Layer):
             if self.rank_experts is None
             else (self.rank_experts.local_experts, self.rank_experts.remote_experts)
         )
-        here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
+        here, remote = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
         fmt, reader = self._format_of(name)
-        return Weight(
-            name, here, axis, build.rank, build.dtype, use, fmt, reader, stack=len(own), remote_slices=elsewhere
-        )
+        return Weight(name, here, axis, build.rank, build.dtype, use, fmt, reader, stack=len(own), remote_slices=remote)
 
     def constants(self) -> Mapping[str, Tensor]:
         return {} if self.rank_experts is None else self.rank_experts.constants()
