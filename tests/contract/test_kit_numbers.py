@@ -132,7 +132,7 @@ def _without_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "break_it"),
+    ("bucket", "break_it"),
     [
         *((f"jina_bert: {name}", _without_slopes) for name in ENCODERS["jina_bert"]),
         ("mpnet: plain", _without_distances),

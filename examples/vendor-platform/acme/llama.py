@@ -31,7 +31,7 @@ class AcmeLlamaModel(DecoderTrunk):
     """Its last block hands on the wanted rows alone."""
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
-        x, residual = self.embed_tokens.of(cache.batch), None
+        x, residual = self.embed_tokens.embed(cache.batch), None
         for layer in self.layers:
             x, residual = layer(x, residual, cache)
         return self.norm(x, residual)[0], []

@@ -343,7 +343,7 @@ import sys, threading
 from quintet import LLM, SamplingParams
 llm = LLM(sys.argv[1], device="cpu", skip_tokenizer_init=True, tensor_parallel_size=int(sys.argv[2]), use_tqdm=False,
           kv_cache_memory_bytes="16M", max_model_len=64)
-print("ready", *llm._client.prepared.ranks.others.pids, flush=True)
+print("ready", *llm._client.engine_plan.ranks.remote_ranks.pids, flush=True)
 greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
 while True:
     try:

@@ -13,14 +13,14 @@ from tests.engine.kv_transfer.test_manager import FEW, WORDS, Connected, beginni
 from tests.engine.test_overlap import ENGINES, Served, again, traffic
 from tests.helpers.servers.serving import until
 
-PATIENCE = 60.0  # longer than any test waits
+TIMEOUT = 60.0  # longer than any test waits
 
 
 class Shelf:
     """A store in a dict, which loses each so-and-so-manieth page and refuses others; closed `gate`: it hangs."""
 
-    def __init__(self, loses: int = 0, refuses: int = 0, patience: float = PATIENCE) -> None:
-        self.patience, self.loses, self.refuses = patience, loses, refuses
+    def __init__(self, loses: int = 0, refuses: int = 0, timeout: float = TIMEOUT) -> None:
+        self.timeout, self.loses, self.refuses = timeout, loses, refuses
         self.pages: dict[bytes, PageRows] = {}
         self.gate, self.asked, self.closed = threading.Event(), list[bytes](), False
         self.gets = self.puts = 0
@@ -115,7 +115,7 @@ def test_what_is_behind_a_page_that_is_not_there_is_not_asked_for(begun: Begun) 
 
 def test_a_store_that_hangs_costs_a_moment_and_then_none(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late, "CLOSE_SECONDS", 0.05)
-    shelf, asks = Shelf(patience=0.05), beginnings(4)
+    shelf, asks = Shelf(timeout=0.05), beginnings(4)
     shelf.gate.clear()
     connector, wanted = begun(shelf), Served(False).run(*asks)
     ours = Connected(connector)
