@@ -154,8 +154,8 @@ async def answer_of(processor: Any, outputs: AsyncIterator[tuple[int, Output]], 
 
 def _own(processor: Any, name: str) -> bool:
     """True if the class itself defines the method, rather than inheriting IOProcessor's."""
-    said = getattr(type(processor), name, None)
-    return said is not None and said is not getattr(IOProcessor, name)
+    method = getattr(type(processor), name, None)
+    return method is not None and method is not getattr(IOProcessor, name)
 
 
 def _imported(name: str) -> Any:

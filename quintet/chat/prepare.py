@@ -169,12 +169,14 @@ def _options(chat: ChatInput, model: ChatModel) -> ChatOptions:
     """Returns the template's options, with the variables of reasoning and the defaults that it reads."""
     template, given = _template(chat, model), chat.options
     known = template_variables(template)
-    told = {
+    options = {
         **{name: value for name, value in model.chat_template_kwargs.items() if name in known},
         **reasoning_variables(template, chat.thinking.enabled, chat.thinking.effort),
         **(given.chat_template_kwargs or {}),
     }
-    return replace(given, chat_template=given.chat_template or model.chat_template, chat_template_kwargs=told or None)
+    return replace(
+        given, chat_template=given.chat_template or model.chat_template, chat_template_kwargs=options or None
+    )
 
 
 async def _may_reason(chat: ChatInput, model: ChatModel) -> bool:

@@ -51,26 +51,26 @@ def read_thinking(given: Any, where: str) -> ReasoningSettings:
 def reasoning_variables(template: str, thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
     """Returns the variables that turn reasoning on or off and set its effort, if the template reads them."""
     known = template_variables(template)
-    told: dict[str, Any] = {} if thinks is None else {name: thinks for name in SWITCHES if name in known}
+    variables: dict[str, Any] = {} if thinks is None else {name: thinks for name in SWITCHES if name in known}
     if effort not in (None, "none") and "reasoning_effort" in known:
-        told["reasoning_effort"] = effort
-    return told
+        variables["reasoning_effort"] = effort
+    return variables
 
 
 def may_reason(template: str, template_kwargs: Mapping[str, Any] | None) -> bool:
     """Returns whether a template with these variables lets the model think: it cannot forbid it, or does not."""
     switches = [name for name in SWITCHES if name in template_variables(template)]
-    said = [bool(template_kwargs[name]) for name in switches if template_kwargs and name in template_kwargs]
-    return all(said) if said else all(_reasons_by_default(template, name) for name in switches)
+    switched_on = [bool(template_kwargs[name]) for name in switches if template_kwargs and name in template_kwargs]
+    return all(switched_on) if switched_on else all(_reasons_by_default(template, name) for name in switches)
 
 
 @functools.lru_cache(maxsize=64)
 def _reasons_by_default(template: str, switch: str) -> bool:
     """Returns whether the template lets the model think if the switch is not set: tried, not guessed."""
 
-    def rendered(**told: Any) -> str:
+    def rendered(**variables: Any) -> str:
         fixed = {"messages": _PROBE, "tools": None, "add_generation_prompt": True}
-        return render_template(template, {**fixed, **told})
+        return render_template(template, {**fixed, **variables})
 
     try:
         return rendered() == rendered(**{switch: True})

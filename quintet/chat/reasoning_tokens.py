@@ -141,10 +141,10 @@ class ReasoningCounter:
         if not self.inside or self.used < budget:
             return None
         end = self._marks.forced
-        said = next(
+        marker = next(
             count for count in range(len(end) - 1, -1, -1) if self._tail[len(self._tail) - count :] == end[:count]
         )
-        return end[said]
+        return end[marker]
 
     def _pass(self, ids: Sequence[int]) -> None:
         """Counts tokens that end no marker."""

@@ -24,9 +24,9 @@ def refuse_fields(given: dict[str, Any], known: Collection[str], where: str) -> 
     """Raises ParameterError that has the nearest name of each field that is not known, unless such are gathered."""
     wrong = drop_unknown(given, known, where)
     if wrong:
-        said = [unknown_name_error("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
+        errors = [unknown_name_error("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
         rest = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise ParameterError(where, f"has what it may not have: {'; '.join(said)}{rest}")
+        raise ParameterError(where, f"has what it may not have: {'; '.join(errors)}{rest}")
 
 
 def list_of(given: Any, where: str, what: str) -> list[Any]:

@@ -58,8 +58,8 @@ def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
     try:
         flat = flatten_nested(EngineConfig, given)
     except ValueError as error:
-        said = NameTranslation({name: Spelling(key) for name, key in keys.items()})(str(error))
-        raise ValueError(f"{path}: {said}") from None
+        message = NameTranslation({name: Spelling(key) for name, key in keys.items()})(str(error))
+        raise ValueError(f"{path}: {message}") from None
     for name in flat.keys() - keys.keys():  # an entry of a mapping
         field, _, entry = name.partition(".")
         keys[name] = f"{keys[field]}.{entry}"

@@ -156,11 +156,11 @@ class BatchCounts:
     def done(self) -> int:
         return self.answered + self.failed
 
-    def count_ignored(self, said: str) -> None:
+    def count_ignored(self, header: str) -> None:
         """Counts a line with fields that the server ignored; keeps a few of the server's reports."""
         self.ignored += 1
         if len(self.ignored_fields) < _MAX_REPORTED:
-            self.ignored_fields[said] = None
+            self.ignored_fields[header] = None
 
     def count_kept(self, answer: dict[str, Any]) -> None:
         """Counts a line of an earlier run that is kept."""
@@ -251,8 +251,8 @@ class BatchSender:
         try:
             body = json.loads(answer.body)
         except (ValueError, RecursionError):
-            said = errors.error_message(answer.body)
-            return self._failed(line, "not_json", f"{self._where} answered {answer.status} and no JSON: {said}")
+            message = errors.error_message(answer.body)
+            return self._failed(line, "not_json", f"{self._where} answered {answer.status} and no JSON: {message}")
         return self._answered(line, answer, body)
 
     def _failed(self, line: dict[str, Any], code: str, message: str) -> dict[str, Any]:
@@ -295,10 +295,10 @@ class BatchSender:
 
 def retry_after(answer: HttpResponse, default: float) -> float:
     """Seconds that the server asks to wait. Source: RFC 9110, 10.2.3: a number of seconds, or a date."""
-    said = answer.headers.get("retry-after", "").strip()
-    if said.isascii() and said.isdigit():
-        return float(said[:9])
+    value = answer.headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return default

@@ -64,16 +64,16 @@ def stream_error(where: str, error: Any) -> ServerError:
 
 def status_error(where: str, path: str, status: int, body: bytes) -> ServerError:
     """An answer other than 200; the server's own words are part of the message."""
-    said = error_message(body)
+    message = error_message(body)
     kind = f"HTTP {status}"
     if status in (401, 403):
         hint = "give another --api-key, or set OPENAI_API_KEY"
-        return ServerError(kind, f"{where} wants another API key ({status}): {said}; {hint}", status)
+        return ServerError(kind, f"{where} wants another API key ({status}): {message}; {hint}", status)
     if status == 404 and not _is_openai(body):
         return ServerError(kind, f"{where} has no {path}: is it an OpenAI-compatible server?", status)
     if 300 <= status < 400:
         return ServerError(kind, f"{where} redirects ({status}); give the address it redirects to as --url", status)
-    return ServerError(kind, f"{where} answered {status}: {said}", status)
+    return ServerError(kind, f"{where} answered {status}: {message}", status)
 
 
 def unknown_model(where: str, name: str, served: list[str]) -> ServerError:

@@ -81,8 +81,8 @@ def _holds_output(choice: Mapping[str, Any], reason: str | None) -> bool:
     delta = choice.get("delta")
     if delta is None:
         return bool(choice.get("text")) or reason is None
-    said = any(value for name, value in delta.items() if name != "role")
-    return said or (reason is None and "role" not in delta)
+    has_output = any(value for name, value in delta.items() if name != "role")
+    return has_output or (reason is None and "role" not in delta)
 
 
 @dataclass

@@ -123,9 +123,9 @@ class RemoteEngine:
         finally:
             connection.close()
 
-    def _refusal(self, path: str, status: int, said: bytes, body: bytes | None) -> errors.ServerError:
+    def _refusal(self, path: str, status: int, answer: bytes, body: bytes | None) -> errors.ServerError:
         """Returns a refusal as an error; if the model's name is wrong, the message has the right ones."""
-        error = errors.status_error(self._target.display_name, path, status, said)
+        error = errors.status_error(self._target.display_name, path, status, answer)
         if status == 404 and body and self._wanted:
             with contextlib.suppress(errors.ServerError):
                 served = self.models()

@@ -64,7 +64,7 @@ def send(url: str, path: Path, pause: Callable[[float], None] = time.sleep) -> N
     for turn in range(MAX_TRIES):
         wait = 2.0**turn
         try:
-            answer, said = _put(url, path)
+            answer, body = _put(url, path)
         except errors.ServerError as error:
             if error.kind in ("tls", "redirects", "redirect") or turn == MAX_TRIES - 1:
                 raise
@@ -72,7 +72,7 @@ def send(url: str, path: Path, pause: Callable[[float], None] = time.sleep) -> N
             if 200 <= answer.status < 300:
                 return
             if turn == MAX_TRIES - 1 or not (answer.status in _RETRY_STATUSES or answer.status >= 500):
-                raise _status_error("PUT", url, answer.status, said)
+                raise _status_error("PUT", url, answer.status, body)
             wait = retry_after(answer, wait)
         pause(min(wait, MAX_WAIT))
 
@@ -89,8 +89,8 @@ def _put(url: str, path: Path) -> tuple[HttpResponse, bytes]:
 
 
 def _too_many_redirects(url: str) -> errors.ServerError:
-    said = f"{without_query(url)} is where {MAX_REDIRECTS} redirects lead, and it leads on; give the last address"
-    return errors.ServerError("redirects", said)
+    message = f"{without_query(url)} is where {MAX_REDIRECTS} redirects lead, and it leads on; give the last address"
+    return errors.ServerError("redirects", message)
 
 
 def _parts(url: str) -> SplitResult:
@@ -179,7 +179,7 @@ def _copy(url: str, answer: http.client.HTTPResponse, sink: IO[bytes], most: int
     return size
 
 
-def _status_error(method: str, url: str, status: int, said: bytes) -> errors.ServerError:
+def _status_error(method: str, url: str, status: int, body: bytes) -> errors.ServerError:
     hint = "; a presigned address holds for a while, and for one method alone" if status in (401, 403) else ""
-    why = f"{without_query(url)} answered {status} to {method}: {errors.error_message(said)}{hint}"
+    why = f"{without_query(url)} answered {status} to {method}: {errors.error_message(body)}{hint}"
     return errors.ServerError(f"HTTP {status}", why, status)

@@ -70,5 +70,5 @@ class _JsonFormatter(logging.Formatter):
     """One object a line; a trace is part of the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"time": _timestamp(record), "level": record.levelname, "logger": record.name}
-        return json.dumps({**said, "message": super().format(record)}, ensure_ascii=False)
+        record_fields = {"time": _timestamp(record), "level": record.levelname, "logger": record.name}
+        return json.dumps({**record_fields, "message": super().format(record)}, ensure_ascii=False)

@@ -200,15 +200,15 @@ def ending_with_parent(parent: int, by: signal.Signals) -> Callable[[], None]:
     return call
 
 
-def follow_parent(told: Callable[[str], object] = lambda why: None) -> None:
+def follow_parent(report: Callable[[str], object] = lambda why: None) -> None:
     """Ends this process with its parent; calls the function, from a thread, if the parent wants its end before.
 
     Its argument is the reason: empty, to let running calls end first.
     """
-    threading.Thread(target=_follow, args=(told,), name="quintet-parent", daemon=True).start()
+    threading.Thread(target=_follow, args=(report,), name="quintet-parent", daemon=True).start()
 
 
-def _follow(told: Callable[[str], object]) -> None:
+def _follow(report: Callable[[str], object]) -> None:
     """A pipe's end is seen whatever killed the other side, unless a fork of the parent holds it, too. Nothing is worth
     saving: at once, in the midst of a step."""
     pipe, parent, rest = sys.stdin.fileno(), os.getppid(), b""
@@ -220,5 +220,5 @@ def _follow(told: Callable[[str], object]) -> None:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             with contextlib.suppress(RuntimeError):  # its loop has ended: so does the process
-                told(line.decode())
+                report(line.decode())
     os._exit(PARENT_GONE)

@@ -119,10 +119,10 @@ class RankMessages(Channel):
         if not self._abort_sent.acquire(blocking=False):
             return
         self._heard.put(None)
-        said = self.aborted.encode()[:MAX_REASON]
+        reason = self.aborted.encode()[:MAX_REASON]
         for wire in self._connections.values():
             with contextlib.suppress(OSError):
-                wire.send(ABORT, said, time.monotonic() + ABORT_SECONDS)
+                wire.send(ABORT, reason, time.monotonic() + ABORT_SECONDS)
 
     def _listen_once(self) -> bool:
         """Listens once; returns whether to go on."""

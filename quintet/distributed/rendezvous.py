@@ -206,10 +206,10 @@ class _RankZero:
             while len(self._connections) < self._place.size - 1:
                 self._take(*self._door.next(until, self._missing))
             places = [("", 0)] + [(self._connections[r].peer, self._ports[r]) for r in range(1, self._place.size)]
-            said = msgspec.msgpack.encode(RankWelcome(self._session, places))
+            welcome = msgspec.msgpack.encode(RankWelcome(self._session, places))
             for rank, wire in self._connections.items():
                 try:
-                    wire.send(WELCOME, said, until)
+                    wire.send(WELCOME, welcome, until)
                 except OSError as error:
                     raise ValueError(f"rank {rank} of {self._place.size} has gone again: {error}") from None
             while any(self._sockets[rank] < 0 for rank in range(1, self._place.size)):
@@ -257,11 +257,11 @@ class _RankZero:
         size, each = self._place.size, self._place.size // self._terms.nodes
         if not ranks:
             return f"ranks of {size}, of some machine,"
-        said = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {size}"
+        text = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {size}"
         nodes = sorted({rank // each for rank in ranks})
         if self._terms.nodes == 1:
-            return said
-        return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))} of {self._terms.nodes} ({said})"
+            return text
+        return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))} of {self._terms.nodes} ({text})"
 
 
 def call_off(endpoint: str, why: str) -> bool:
@@ -271,8 +271,8 @@ def call_off(endpoint: str, why: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
         key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
-            said = msgspec.msgpack.encode(RankHello(CALLED_OFF, 0, 0, {}, reason=why))
-            authenticate_server(connection, key, PROTOCOL, until).send(HELLO, said, until)
+            hello = msgspec.msgpack.encode(RankHello(CALLED_OFF, 0, 0, {}, reason=why))
+            authenticate_server(connection, key, PROTOCOL, until).send(HELLO, hello, until)
             return True
     return False
 

@@ -21,7 +21,7 @@ from quintet.engine.parallel.commands import SaveShardedCommand
 from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
-from quintet.engine.sampling.logits_processors import load_processors
+from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sleep import check_tags
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.model_impl import read_model

@@ -57,29 +57,29 @@ def kv_transfer_params_of(params: SamplingParams) -> Any:
 
 def transfer_params_of(params: SamplingParams) -> TransferParams | None:
     """None: this request's pages are no other engine's business. ParameterError says what is wrong."""
-    said = kv_transfer_params_of(params)
-    if not said:
+    fields = kv_transfer_params_of(params)
+    if not fields:
         return None
-    if not isinstance(said, Mapping):
+    if not isinstance(fields, Mapping):
         raise ParameterError(NAME, "must be an object")
-    lends, takes = _bool_field(said, "do_remote_decode"), _bool_field(said, "do_remote_prefill")
+    lends, takes = _bool_field(fields, "do_remote_decode"), _bool_field(fields, "do_remote_prefill")
     if lends and takes:
         raise ParameterError(NAME, "asks for do_remote_decode and do_remote_prefill; one engine does one of them")
     if lends:
         return TransferParams(offers_pages=True)
     if not takes:
         return None
-    tokens = said.get("remote_num_tokens")
+    tokens = fields.get("remote_num_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
     host, port, loan = (
-        _name_field(said, "remote_host"),
-        _port(said.get("remote_port")),
-        _name_field(said, "remote_request_id"),
+        _name_field(fields, "remote_host"),
+        _port(fields.get("remote_port")),
+        _name_field(fields, "remote_request_id"),
     )
-    ports, share, stages = _rank_fields(said)
+    ports, share, stages = _rank_fields(fields)
     return TransferParams(
-        peer=LeasePeer(host, port, loan, tokens, ports, share, stages, _host_fields(said, len(ports)))
+        peer=LeasePeer(host, port, loan, tokens, ports, share, stages, _host_fields(fields, len(ports)))
     )
 
 
@@ -113,15 +113,15 @@ def response_params(engine: str, peer: LeasePeer) -> dict[str, Any]:
     }
 
 
-def _bool_field(said: Mapping[str, Any], name: str) -> bool:
-    value = said.get(name)
+def _bool_field(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
     if value not in (None, True, False):
         raise ParameterError(NAME, f"has {name} {str(value)[:80]!r}, and it is true or false")
     return bool(value)
 
 
-def _name_field(said: Mapping[str, Any], name: str) -> str:
-    value = said.get(name)
+def _name_field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     if not _is_name(value):
         raise ParameterError(
             NAME, f"with do_remote_prefill must have {name}, as the answer of the other engine gave it"
@@ -133,11 +133,11 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
-def _rank_fields(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
+def _rank_fields(fields: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
     """Returns ports, ranks of a stage, and stages. Default: each process is a rank of one stage."""
-    ports = _port_fields(said)
+    ports = _port_fields(fields)
     processes = max(1, len(ports))
-    share, stages = said.get("tp_size"), said.get("pp_size")
+    share, stages = fields.get("tp_size"), fields.get("pp_size")
     share, stages = processes if share is None else share, 1 if stages is None else stages
     for name, count in (("tp_size", share), ("pp_size", stages)):
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_RANKS:
@@ -150,9 +150,9 @@ def _rank_fields(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
     return ports, share, stages
 
 
-def _host_fields(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
+def _host_fields(fields: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Returns the host of each process; () if all are on one machine."""
-    hosts = said.get("remote_hosts")
+    hosts = fields.get("remote_hosts")
     if hosts is None:
         return ()
     if not isinstance(hosts, list) or len(hosts) != count or not all(map(_is_name, hosts)):
@@ -160,9 +160,9 @@ def _host_fields(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _port_fields(said: Mapping[str, Any]) -> tuple[int, ...]:
+def _port_fields(fields: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the port of each process; () if one process has whole pages."""
-    ports = said.get("remote_ports")
+    ports = fields.get("remote_ports")
     if ports is None:
         return ()
     if not isinstance(ports, list) or not 0 < len(ports) <= MAX_RANKS:

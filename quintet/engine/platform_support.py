@@ -46,8 +46,8 @@ class Support:
     @property
     def tested_at(self) -> datetime:
         """Date of the run; UTC if it has no time zone."""
-        said = datetime.fromisoformat(self.date)
-        return said if said.tzinfo else said.replace(tzinfo=timezone.utc)
+        tested = datetime.fromisoformat(self.date)
+        return tested if tested.tzinfo else tested.replace(tzinfo=timezone.utc)
 
     def text(self) -> str:
         """Returns the table as JSON, one feature to a line."""
@@ -96,9 +96,11 @@ class Evidence:
         refuted = self.support.unsupported if self.support else {}
         features = [feature for feature in features if feature not in proven]
         unknown = [feature for feature in features if feature not in refuted]
-        said = [f"unsupported on {platform}: {each}: {_shorten(refuted[each])}" for each in features if each in refuted]
-        said += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
-        return "; ".join([*said, f"run `quintet conformance --device {platform}`"]) if said else ""
+        reasons = [
+            f"unsupported on {platform}: {each}: {_shorten(refuted[each])}" for each in features if each in refuted
+        ]
+        reasons += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
+        return "; ".join([*reasons, f"run `quintet conformance --device {platform}`"]) if reasons else ""
 
 
 def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:

@@ -47,11 +47,11 @@ def resolve_quantization(
     config.json says nothing."""
     name = requested_quantization(config)
     places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in QUANTIZATION_ENTRIES]
-    said = next((said for each, key in places if (said := getattr(each, key, None))), None)
-    said = said if any(hasattr(each, key) for each, key in places) else beside
-    found = read_quantization_config(said, there)
+    entry = next((entry for each, key in places if (entry := getattr(each, key, None))), None)
+    entry = entry if any(hasattr(each, key) for each, key in places) else beside
+    found = read_quantization_config(entry, there)
     if found is not None:
-        _check_name(name, found, said)
+        _check_name(name, found, entry)
         return QuantizationPlan(None, found, where.facts.weight_formats, config.activation_bits or found.activations)
     if name is None:
         if config.activation_bits is not None:
@@ -71,9 +71,9 @@ def resolve_quantization(
     return QuantizationPlan(_supported_format(wanted, where), None, where.facts.weight_formats, config.activation_bits)
 
 
-def _check_name(name: str | None, found: CheckpointQuantization, said: Any) -> None:
+def _check_name(name: str | None, found: CheckpointQuantization, entry: Any) -> None:
     """ValueError where a name was given that is not the checkpoint's."""
-    held = {found.method, str(said.get("quant_method") or found.method).lower()}
+    held = {found.method, str(entry.get("quant_method") or found.method).lower()}
     if name is None or held & {*WRITTEN.get(name, ()), name}:
         return
     kind = "is for checkpoints in floats, and this one" if name not in WRITTEN else "is not this checkpoint's, which"
@@ -121,22 +121,22 @@ def describe_quantization(forms: QuantizationPlan, worker: Worker) -> list[str]:
     held += [f"{count} stacks of experts as {kind}" for kind, count in stacks.items()]
     tables = Counter(weight.format.kind for weight in weights if weight.use == "embedding" and not weight.format.plain)
     held += [f"{count} table{'s' * (count > 1)} of embeddings as {kind}" for kind, count in tables.items()]
-    said = [
+    lines = [
         f"products as {kind} have no provider here: each step dequantizes their weights"
         for kind, provider in by.items()
         if provider == "reference"
     ]
     if isinstance(forms.online, OnlineQuantization):
-        said.insert(
+        lines.insert(
             0, f"quantization {forms.online.name}: {', '.join([*held, *_describe_others(forms.online, weights)])}"
         )
     if forms.checkpoint is not None:
         undone = sum(weight.format.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
-        said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
-        said += [ACT_ORDER_NOTE] if any(map(_is_act_order_experts, weights)) else []
-        said += forms.checkpoint.notes
-    return said
+        lines.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
+        lines += [ACT_ORDER_NOTE] if any(map(_is_act_order_experts, weights)) else []
+        lines += forms.checkpoint.notes
+    return lines
 
 
 def _is_act_order_experts(weight: Weight) -> bool:
@@ -148,11 +148,11 @@ def _is_act_order_experts(weight: Weight) -> bool:
 
 def _describe_others(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
     """Describes weights that do not have the requested format."""
-    products, said = [weight for weight in weights if weight.use == "linear"], []
+    products, lines = [weight for weight in weights if weight.use == "linear"], []
     rounded = Counter(weight.reader.weight_format for weight in weights if isinstance(weight.reader, RoundedWeights))
     for fmt, count in rounded.items():
         near = FALLBACK_FORMATS.get(fmt.kind, "int8")
-        said.append(
+        lines.append(
             f"{count} rounded to {fmt.kind} and held in floats, for this platform keeps no {fmt.kind}: {near} is the "
             "nearest that takes less memory"
         )
@@ -160,9 +160,9 @@ def _describe_others(wanted: OnlineQuantization, weights: list[Weight]) -> list[
         weight.format.plain and weight.reader is None and format_for_inputs(wanted.format, weight.shape[1]).plain
         for weight in products
     )  # fmt: skip
-    said += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []
+    lines += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []
     stacks = [weight.format for weight in weights if weight.use == "experts"]
     if stacks:
         kept = any(not fmt.plain for fmt in stacks)
-        said.append(f"{'' if kept else 'experts and '}their routers stay as they are")
-    return [*said, "the head in 8 bits" if wanted.head else "the head as it is"]
+        lines.append(f"{'' if kept else 'experts and '}their routers stay as they are")
+    return [*lines, "the head in 8 bits" if wanted.head else "the head as it is"]

@@ -127,36 +127,36 @@ class Architecture:
 
 def config(model: GGUFModel) -> Entries:
     """Returns the entries of config.json. ValueError names what the file lacks, or what of it is not understood."""
-    said = _shape(model) | model.architecture.entries(model)
-    said |= _tokens(model) | {"dtype": _dtype(model)}
+    entries = _shape(model) | model.architecture.entries(model)
+    entries |= _tokens(model) | {"dtype": _dtype(model)}
     types = _types(model)
     if types:
-        said["quantization_config"] = {"quant_method": "gguf", "types": types}
-    return said
+        entries["quantization_config"] = {"quant_method": "gguf", "types": types}
+    return entries
 
 
 def _shape(model: GGUFModel) -> Entries:
     architecture = model.architecture
-    said: Entries = {}
+    entries: Entries = {}
     for key, name in architecture.common.items():
         default = model.heads if key == "attention.head_count_kv" else None
-        said[name] = model.number(key) if key.endswith("epsilon") else model.required_number(key, default)
-    said["model_type"] = architecture.kind(model)
-    said["vocab_size"] = model.shape("token_embd.weight")[0]
-    said["tie_word_embeddings"] = not model.has("output.weight")
+        entries[name] = model.number(key) if key.endswith("epsilon") else model.required_number(key, default)
+    entries["model_type"] = architecture.kind(model)
+    entries["vocab_size"] = model.shape("token_embd.weight")[0]
+    entries["tie_word_embeddings"] = not model.has("output.weight")
     if architecture.common is COMMON:
-        said["head_dim"] = model.head_dim
+        entries["head_dim"] = model.head_dim
         if model.get("attention.value_length", model.head_dim) != model.head_dim:
             raise ValueError(f"{model.path}: keys and values are of different lengths, which quintet does not read")
-    return said
+    return entries
 
 
 def _tokens(model: GGUFModel) -> Entries:
     """The ids that a text begins, is padded and ends with."""
-    said: Entries = {}
+    entries: Entries = {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        said[name] = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
-    return said | {"eos_token_id": generation(model)["eos_token_id"] or None}
+        entries[name] = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return entries | {"eos_token_id": generation(model)["eos_token_id"] or None}
 
 
 def generation(model: GGUFModel) -> Entries:
@@ -193,32 +193,32 @@ def _dtype(model: GGUFModel) -> str:
 
 def _rope(model: GGUFModel, partial: bool = False, base: float = 1e4) -> Entries:
     """rope_parameters; ValueError where part of each head is turned in a family that turns all of it."""
-    said: Entries = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", base)}
+    entries: Entries = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", base)}
     if partial:
-        said["partial_rotary_factor"] = model.rotary_dim / model.head_dim
+        entries["partial_rotary_factor"] = model.rotary_dim / model.head_dim
     elif model.rotary_dim != model.head_dim:
         raise ValueError(f"{model.path}: {model.rotary_dim} of {model.head_dim} features are turned, not all of them")
     kind = model.get("rope.scaling.type", "linear" if model.get("rope.scale_linear") else "none")
     if kind == "linear":
         factor = model.number("rope.scaling.factor", model.get("rope.scale_linear", 1.0))
-        return said | ({"rope_type": "linear", "factor": factor} if factor != 1 else {})
+        return entries | ({"rope_type": "linear", "factor": factor} if factor != 1 else {})
     if kind == "yarn":
-        return said | _yarn(model)
+        return entries | _yarn(model)
     if kind not in ("none", "longrope"):
         raise ValueError(f"{model.path}: rope.scaling.type is {str(kind)[:40]!r}, which quintet does not read")
-    return said | _divisors(model)
+    return entries | _divisors(model)
 
 
 def _yarn(model: GGUFModel) -> Entries:
-    said: Entries = {
+    entries: Entries = {
         "rope_type": "yarn",
         "factor": model.number("rope.scaling.factor"),
         "original_max_position_embeddings": model.required_number("rope.scaling.original_context_length"),
     }
     for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attn_factor", "attention_factor")):
         if model.get(f"rope.scaling.yarn_{key}") is not None:
-            said[name] = model.number(f"rope.scaling.yarn_{key}")
-    return said
+            entries[name] = model.number(f"rope.scaling.yarn_{key}")
+    return entries
 
 
 def _divisors(model: GGUFModel) -> Entries:
@@ -254,10 +254,10 @@ def _numbers(model: GGUFModel, name: str) -> list[float] | None:
 
 
 def _llama(model: GGUFModel) -> Entries:
-    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has_query_bias}
-    said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
-    said["sliding_window"] = model.window
-    return said | (_experts(model, "num_local_experts") if _mixtral(model) else {})
+    entries: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has_query_bias}
+    entries["mlp_bias"] = model.has("blk.0.ffn_up.bias")
+    entries["sliding_window"] = model.window
+    return entries | (_experts(model, "num_local_experts") if _mixtral(model) else {})
 
 
 def _llama_kind(model: GGUFModel) -> str:
@@ -288,8 +288,8 @@ def _qwen3(model: GGUFModel) -> Entries:
 
 def _qwen2_moe(model: GGUFModel) -> Entries:
     shared = model.shape("blk.0.ffn_gate_shexp.weight")[0]
-    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.has_query_bias}
-    return _qwen2(model) | said | _qwen_experts(model, renormalized=False)
+    entries = {"shared_expert_intermediate_size": shared, "qkv_bias": model.has_query_bias}
+    return _qwen2(model) | entries | _qwen_experts(model, renormalized=False)
 
 
 def _qwen3_moe(model: GGUFModel) -> Entries:
@@ -301,8 +301,8 @@ def _qwen_experts(model: GGUFModel, renormalized: bool) -> Entries:
     both = model.has("blk.0.ffn_gate_up_exps.weight")
     name = "blk.0.ffn_gate_up_exps.weight" if both else "blk.0.ffn_gate_exps.weight"
     width = model.shape(name, axes=3)[1] // (2 if both else 1)
-    said = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
-    return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    entries = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
+    return {**_experts(model), **entries, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _gemma2(model: GGUFModel) -> Entries:

@@ -36,7 +36,7 @@ def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     Samplers that quintet does not have (mirostat, xtc) are left out.
     """
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, (name, kind) in SAMPLING.items():
         value = metadata.get(f"general.sampling.{key}")
         if value is None:
@@ -45,5 +45,5 @@ def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"general.sampling.{key} is {format_name(str(value))}, not a number; give another conversion"
             )
-        said[name] = kind(value)
-    return said | {"eos_token_id": list(read_ends(metadata))}
+        settings[name] = kind(value)
+    return settings | {"eos_token_id": list(read_ends(metadata))}

@@ -81,10 +81,10 @@ def files(path: Path) -> list[GGUFFile]:
         return [given]
     found = [given if each == path else read(each) for each in split_names(path, count)]
     for number, each in enumerate(found):
-        said = each.metadata.get("split.no"), each.metadata.get("split.count")
-        if said != (number, count):
+        place = each.metadata.get("split.no"), each.metadata.get("split.count")
+        if place != (number, count):
             raise ValueError(
-                f"{each.path} says that it is number {said[0]} of {said[1]} files, counted from 0, and its name says "
+                f"{each.path} says that it is number {place[0]} of {place[1]} files, counted from 0, and its name says "
                 f"{number} of {count}; fetch it again"
             )
     _check_split(found)
@@ -111,9 +111,9 @@ def _check_split(found: list[GGUFFile]) -> None:
                 f"{each.path}: tensor {format_name(min(twice))} is in another file of the model too; fetch them again"
             )
         names |= set(each.tensors)
-    said = found[0].metadata.get("split.tensors.count", len(names))
-    if said != len(names):
-        raise ValueError(f"{found[0].path} and its neighbours hold {len(names)} tensors, not {said}; fetch them again")
+    count = found[0].metadata.get("split.tensors.count", len(names))
+    if count != len(names):
+        raise ValueError(f"{found[0].path} and its neighbours hold {len(names)} tensors, not {count}; fetch them again")
 
 
 def _read(path: Path) -> GGUFFile:
@@ -164,10 +164,12 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def _alignment(metadata: Mapping[str, Value]) -> int:
-    said = metadata.get("general.alignment", ALIGNMENT)
-    if type(said) is not int or not 1 <= said <= MAX_ALIGNMENT or said & (said - 1):
-        raise CorruptFile(f"general.alignment is {format_name(str(said))}, not a power of two up to {MAX_ALIGNMENT}")
-    return said
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise CorruptFile(
+            f"general.alignment is {format_name(str(alignment))}, not a power of two up to {MAX_ALIGNMENT}"
+        )
+    return alignment
 
 
 class _TensorRecord(NamedTuple):

@@ -96,18 +96,18 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Reads the vocabulary of a file's metadata, as quintet.gguf.file returns it. ValueError names what is wrong."""
-    said = _TokenizerMetadata(metadata)
-    model = _model(said)
-    pre = _pre(said, model)
-    tokens = _tokens(said)
-    kinds = said.numbers("token_type", int, len(tokens)) or [TokenKind.NORMAL] * len(tokens)
-    named = _ids(said, model, len(tokens))
-    ends = _ends(said, tokens, named)
+    tokenizer = _TokenizerMetadata(metadata)
+    model = _model(tokenizer)
+    pre = _pre(tokenizer, model)
+    tokens = _tokens(tokenizer)
+    kinds = tokenizer.numbers("token_type", int, len(tokens)) or [TokenKind.NORMAL] * len(tokens)
+    named = _ids(tokenizer, model, len(tokens))
+    ends = _ends(tokenizer, tokens, named)
     kinds = _corrected(tokens, kinds, ends)
     spm, wordpiece = model == "llama", model == "bert"
-    lowercase = said.flag("normalizer.lowercase", True)
-    bos = pre == "gemma4" or said.flag("add_bos_token", spm or wordpiece or (not spm and WORDS[pre].bos))
-    eos = said.flag("add_eos_token", False)
+    lowercase = tokenizer.flag("normalizer.lowercase", True)
+    bos = pre == "gemma4" or tokenizer.flag("add_bos_token", spm or wordpiece or (not spm and WORDS[pre].bos))
+    eos = tokenizer.flag("add_eos_token", False)
     if wordpiece:
         bos, eos = True, True
     for flag, name in ((bos, "bos"), (eos, "seperator" if wordpiece else "eos")):
@@ -118,25 +118,25 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         pre=pre,
         tokens=tokens,
         kinds=kinds,
-        scores=(said.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm else (),
-        merges=() if spm or wordpiece else _merges(said),
+        scores=(tokenizer.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm else (),
+        merges=() if spm or wordpiece else _merges(tokenizer),
         special_ids=named,
         end_ids=ends,
         add_bos=bos,
         add_eos=eos,
-        add_space=said.flag("add_space_prefix", spm),
+        add_space=tokenizer.flag("add_space_prefix", spm),
         lowercase=lowercase,
-        strip_accents=said.flag("normalizer.strip_accents", lowercase),
+        strip_accents=tokenizer.flag("normalizer.strip_accents", lowercase),
         strips=any(each in str(metadata.get("general.name", "")).lower() for each in ("phi-3", "phi3")),
     )
 
 
 def read_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end an answer, in their order; none where there is no vocabulary. ValueError as above."""
-    said = _TokenizerMetadata(metadata)
-    tokens = said.texts("tokens") or []
-    model = said.get("model")
-    return _ends(said, tokens, _ids(said, model if model in READ else "gemma4", len(tokens)))
+    tokenizer = _TokenizerMetadata(metadata)
+    tokens = tokenizer.texts("tokens") or []
+    model = tokenizer.get("model")
+    return _ends(tokenizer, tokens, _ids(tokenizer, model if model in READ else "gemma4", len(tokens)))
 
 
 _REMEDY = "give the tokenizer of the model's original with tokenizer=..., or another conversion of the file"
@@ -152,28 +152,30 @@ class _TokenizerMetadata:
         return self._metadata.get(f"tokenizer.ggml.{name}")
 
     def flag(self, name: str, default: bool) -> bool:
-        said = self.get(name)
-        if said is None or isinstance(said, bool):
-            return default if said is None else said
-        raise ValueError(f"tokenizer.ggml.{name} is {format_name(str(said))}, not true or false; {_REMEDY}")
+        value = self.get(name)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        raise ValueError(f"tokenizer.ggml.{name} is {format_name(str(value))}, not true or false; {_REMEDY}")
 
     def number(self, name: str) -> int | None:
-        said = self.get(f"{name}_token_id")
-        if said is None or type(said) is int:
-            return said
-        raise ValueError(f"tokenizer.ggml.{name}_token_id is {format_name(str(said))}, not a token's number; {_REMEDY}")
+        value = self.get(f"{name}_token_id")
+        if value is None or type(value) is int:
+            return value
+        raise ValueError(
+            f"tokenizer.ggml.{name}_token_id is {format_name(str(value))}, not a token's number; {_REMEDY}"
+        )
 
     def items(self, name: str, count: int | None = None) -> list[Any] | None:
         """A list, of so many or more entries, of which as many are taken; None if there is none."""
-        said = self.get(name)
-        if said is None:
+        value = self.get(name)
+        if value is None:
             return None
-        if isinstance(said, str | bytes) or not isinstance(said, Sequence) or len(said) > MAX_TOKENS:
-            what = f"{len(said)} entries" if isinstance(said, Sequence) else type(said).__name__
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) > MAX_TOKENS:
+            what = f"{len(value)} entries" if isinstance(value, Sequence) else type(value).__name__
             raise ValueError(f"tokenizer.ggml.{name} is no list of up to {MAX_TOKENS} entries but {what}; {_REMEDY}")
-        if count is not None and len(said) < count:
-            raise ValueError(f"tokenizer.ggml.{name} has {len(said)} entries for {count} tokens; {_REMEDY}")
-        return list(said)[:count]
+        if count is not None and len(value) < count:
+            raise ValueError(f"tokenizer.ggml.{name} has {len(value)} entries for {count} tokens; {_REMEDY}")
+        return list(value)[:count]
 
     def numbers(self, name: str, kind: type, count: int) -> list[Any] | None:
         found = self.items(name, count)
@@ -190,8 +192,8 @@ class _TokenizerMetadata:
         return found
 
 
-def _model(said: _TokenizerMetadata) -> str:
-    model = said.get("model")
+def _model(tokenizer: _TokenizerMetadata) -> str:
+    model = tokenizer.get("model")
     if model in READ:
         return str(model)
     if model is None:
@@ -203,10 +205,10 @@ def _model(said: _TokenizerMetadata) -> str:
     )
 
 
-def _pre(said: _TokenizerMetadata, model: str) -> str:
+def _pre(tokenizer: _TokenizerMetadata, model: str) -> str:
     if model in ("llama", "bert"):
         return "default"
-    pre = "gemma4" if model == "gemma4" else said.get("pre") or "default"
+    pre = "gemma4" if model == "gemma4" else tokenizer.get("pre") or "default"
     if pre not in WORDS:
         match = nearest_name(pre, WORDS) if isinstance(pre, str) else None
         hint = f" (the nearest is {match!r})" if match else ""
@@ -216,9 +218,9 @@ def _pre(said: _TokenizerMetadata, model: str) -> str:
     return str(pre)
 
 
-def _tokens(said: _TokenizerMetadata) -> list[str]:
+def _tokens(tokenizer: _TokenizerMetadata) -> list[str]:
     """Returns distinct tokens: one that is empty, or no text, gets a name that no text has."""
-    found = said.texts("tokens")
+    found = tokenizer.texts("tokens")
     if not found:
         raise ValueError(f"it has no tokens (tokenizer.ggml.tokens); {_REMEDY}")
     tokens = [_text(each, index) for index, each in enumerate(found)]
@@ -241,8 +243,8 @@ def _text(token: str, index: int) -> str:
     return token
 
 
-def _merges(said: _TokenizerMetadata) -> list[tuple[str, str]]:
-    found = said.texts("merges")
+def _merges(tokenizer: _TokenizerMetadata) -> list[tuple[str, str]]:
+    found = tokenizer.texts("merges")
     if found is None:
         raise ValueError(f"it has no merges (tokenizer.ggml.merges), which a byte-level tokenizer needs; {_REMEDY}")
     pairs: dict[tuple[str, str], None] = {}
@@ -254,21 +256,21 @@ def _merges(said: _TokenizerMetadata) -> list[tuple[str, str]]:
     return list(pairs)
 
 
-def _ids(said: _TokenizerMetadata, model: str, count: int) -> dict[str, int]:
+def _ids(tokenizer: _TokenizerMetadata, model: str, count: int) -> dict[str, int]:
     """Returns the ids in the metadata, else the defaults; an id past the vocabulary's end counts as missing."""
     found = {}
     for name in NAMED:
-        stated, default = said.number(name), DEFAULTS[model].get(name)
+        stated, default = tokenizer.number(name), DEFAULTS[model].get(name)
         if stated is None and name == "seperator":
-            stated = said.number("separator")
+            stated = tokenizer.number("separator")
         number = default if stated is None or not 0 <= stated < count else stated
         if number is not None and number < count:
             found[name] = number
     return found
 
 
-def _ends(said: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
-    stated = (said.number(name) for name in ALSO_END)
+def _ends(tokenizer: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
+    stated = (tokenizer.number(name) for name in ALSO_END)
     ends = {number for number in (named.get("eos"), *stated) if number is not None and 0 <= number < len(tokens)}
     ends |= {number for number, token in enumerate(tokens) if token in ENDS or token in HOLES}
     texts = {tokens[number] for number in ends}

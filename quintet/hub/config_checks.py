@@ -133,9 +133,9 @@ def check_shape(config: Any, source: str) -> None:
         )
     layers = getattr(config, "num_hidden_layers", None) or 0
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk"):
-        said = getattr(config, name, None)
-        if isinstance(said, list) and len(said) < layers:
-            raise ValueError(f"{source}: {name} names {len(said)} of {layers} layers (num_hidden_layers); {REMEDY}")
+        value = getattr(config, name, None)
+        if isinstance(value, list) and len(value) < layers:
+            raise ValueError(f"{source}: {name} names {len(value)} of {layers} layers (num_hidden_layers); {REMEDY}")
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     each = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]  # Hunyuan's may differ by layer
     if experts and not all(isinstance(number, int) and 1 <= number <= experts for number in each):

@@ -21,8 +21,8 @@ SLOPED_WIDTH = 5120  # hidden_size of both Baichuan 13B
 NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
 
 
-def _unchanged(said: Entries) -> Entries:
-    return said
+def _unchanged(entries: Entries) -> Entries:
+    return entries
 
 
 @dataclass(frozen=True)
@@ -35,107 +35,115 @@ class ConfigAdapter:
     read: Callable[[Entries], Entries] = _unchanged  # after renaming: converts entries of another form
 
 
-def _internlm(said: Entries) -> Entries:
-    return {**said, "attention_bias": bool(said.get("bias"))}
+def _internlm(entries: Entries) -> Entries:
+    return {**entries, "attention_bias": bool(entries.get("bias"))}
 
 
-def _internlm1(said: Entries) -> Entries:
+def _internlm1(entries: Entries) -> Entries:
     """Rotary settings are in an entry of their own, `rotary`; "dynamic" has a factor of 1 by default."""
-    rotary = said.get("rotary")
+    rotary = entries.get("rotary")
     if rotary is None:
-        return _internlm(said)
+        return _internlm(entries)
     if not isinstance(rotary, Mapping) or rotary.get("type", "dynamic") not in ("origin", "dynamic"):
         raise ValueError(f"rotary is {rotary!r}, not an object whose type is origin or dynamic")
     plain = rotary.get("type") == "origin"
     kind = {"rope_type": "default"} if plain else {"rope_type": "dynamic", "factor": rotary.get("scaling_factor", 1.0)}
     rope = {**kind, "rope_theta": rotary.get("base", 10000)}
-    return _internlm({"rope_parameters": rope, **said})
+    return _internlm({"rope_parameters": rope, **entries})
 
 
-def _baichuan(said: Entries) -> Entries:
+def _baichuan(entries: Entries) -> Entries:
     """The 13B models have model_max_length alone: they use ALiBi, not rotary positions, also if an override lengthens
     them. The head is normalised from the second generation on; its training loss had one term more (z_loss_weight)."""
-    alibi = "max_position_embeddings" not in said or said.get("hidden_size") == SLOPED_WIDTH
-    length = said.get("max_position_embeddings") or said.get("model_max_length") or 4096
-    second = "z_loss_weight" in said or said.get("vocab_size") == NORMALISED_VOCAB
-    return {**said, "max_position_embeddings": length, "alibi": alibi, "normalised_head": second}
+    alibi = "max_position_embeddings" not in entries or entries.get("hidden_size") == SLOPED_WIDTH
+    length = entries.get("max_position_embeddings") or entries.get("model_max_length") or 4096
+    second = "z_loss_weight" in entries or entries.get("vocab_size") == NORMALISED_VOCAB
+    return {**entries, "max_position_embeddings": length, "alibi": alibi, "normalised_head": second}
 
 
-def _chatglm(said: Entries) -> Entries:
-    biased = bool(said.get("add_qkv_bias") or said.get("add_bias_linear"))
-    heads = {} if said.get("multi_query_attention") else {"num_key_value_heads": said.get("num_attention_heads")}
-    size = {"vocab_size": said["padded_vocab_size"]} if said.get("padded_vocab_size") else {}  # rows of the tables
-    return {**said, **heads, **size, "rope_theta": 10000.0 * (said.get("rope_ratio") or 1.0), "attention_bias": biased}
+def _chatglm(entries: Entries) -> Entries:
+    biased = bool(entries.get("add_qkv_bias") or entries.get("add_bias_linear"))
+    heads = {} if entries.get("multi_query_attention") else {"num_key_value_heads": entries.get("num_attention_heads")}
+    size = (
+        {"vocab_size": entries["padded_vocab_size"]} if entries.get("padded_vocab_size") else {}
+    )  # rows of the tables
+    return {
+        **entries,
+        **heads,
+        **size,
+        "rope_theta": 10000.0 * (entries.get("rope_ratio") or 1.0),
+        "attention_bias": biased,
+    }
 
 
-def _bailing(said: Entries) -> Entries:
-    heads = said.get("num_attention_heads") or 1
-    size = said.get("head_dim") or said.get("hidden_size", 0) // heads
-    if said.get("rotary_dim") and size:
-        said = {**said, "partial_rotary_factor": said["rotary_dim"] / size}
-    return {**said, "head_dim": size, "num_key_value_heads": said.get("num_key_value_heads") or heads}
+def _bailing(entries: Entries) -> Entries:
+    heads = entries.get("num_attention_heads") or 1
+    size = entries.get("head_dim") or entries.get("hidden_size", 0) // heads
+    if entries.get("rotary_dim") and size:
+        entries = {**entries, "partial_rotary_factor": entries["rotary_dim"] / size}
+    return {**entries, "head_dim": size, "num_key_value_heads": entries.get("num_key_value_heads") or heads}
 
 
 BAILING_NAMES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 BAILING = {"n_group": 1, "topk_group": 1, "n_shared_experts": 0, "num_nextn_predict_layers": 0}
 
 
-def _plamo2(said: Entries) -> Entries:
+def _plamo2(entries: Entries) -> Entries:
     """Attention in every `mamba_step`th layer, in windows unless its index is named."""
-    step, layers = said["mamba_step"], said["num_hidden_layers"]
+    step, layers = entries["mamba_step"], entries["num_hidden_layers"]
     if step <= 1:
         raise ValueError(f"mamba_step={step}: state spaces and attention take turns of two layers or more")
 
     def kind(index: int) -> str:
         last = layers <= step // 2
-        if said["mamba_enabled"] and (index != layers - 1 if last else index % step != step // 2):
+        if entries["mamba_enabled"] and (index != layers - 1 if last else index % step != step // 2):
             return "linear_attention"
-        return "full_attention" if index in (said["full_attention_idx"] or ()) else "sliding_attention"
+        return "full_attention" if index in (entries["full_attention_idx"] or ()) else "sliding_attention"
 
-    return {**said, "layer_types": [kind(index) for index in range(layers)]}
+    return {**entries, "layer_types": [kind(index) for index in range(layers)]}
 
 
-def _rwkv7(said: Entries) -> Entries:
+def _rwkv7(entries: Entries) -> Entries:
     """A state holds a text of any length: config.json's max_position_embeddings is that of the training."""
-    hidden = said["hidden_size"]
-    dim = said["head_dim"] or hidden // said["num_heads"]
-    width = said["intermediate_size"] or -(-int(hidden * (said["hidden_ratio"] or 4)) // 32) * 32
-    values = said["value_dim"] if isinstance(said["value_dim"], list) else [said["value_dim"] or hidden]
+    hidden = entries["hidden_size"]
+    dim = entries["head_dim"] or hidden // entries["num_heads"]
+    width = entries["intermediate_size"] or -(-int(hidden * (entries["hidden_ratio"] or 4)) // 32) * 32
+    values = entries["value_dim"] if isinstance(entries["value_dim"], list) else [entries["value_dim"] or hidden]
     ranks = {
-        f"{name}_low_rank_dim": said[f"{name}_low_rank_dim"] or max(32, round(by * hidden**0.5 * size / 32) * 32)
+        f"{name}_low_rank_dim": entries[f"{name}_low_rank_dim"] or max(32, round(by * hidden**0.5 * size / 32) * 32)
         for name, by, size in (("decay", 2.5, dim / 64), ("a", 2.5, dim / 64), ("v", 1.7, dim / 64), ("gate", 5, 1))
     }
-    rest = {name: value for name, value in said.items() if name != "max_position_embeddings"}
+    rest = {name: value for name, value in entries.items() if name != "max_position_embeddings"}
     sizes = {"head_dim": dim, "num_heads": hidden // dim, "expand": 1, "intermediate_size": width, "value_dim": values}
     return {**rest, **sizes, **ranks}
 
 
-def _jina_bert(said: Entries) -> Entries:
+def _jina_bert(entries: Entries) -> Entries:
     """Later ones norm q and k, and say so by the name of their code alone."""
-    later = bool(said.get("qk_post_norm", "qk-post-norm" in str(said.get("auto_map"))))
-    return {"feed_forward_type": "geglu" if later else "original", **said, "qk_post_norm": later}
+    later = bool(entries.get("qk_post_norm", "qk-post-norm" in str(entries.get("auto_map"))))
+    return {"feed_forward_type": "geglu" if later else "original", **entries, "qk_post_norm": later}
 
 
-def _jina_flash(said: Entries) -> Entries:
+def _jina_flash(entries: Entries) -> Entries:
     rotary = {"rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None}
     for name, known in rotary.items():
-        if said.get(name, known) != known:
-            raise ValueError(f"{name} is {said[name]!r}; {known!r} is known")
-    return {**said, "rope_parameters": {"rope_type": "default", "rope_theta": said["rotary_emb_base"]}}
+        if entries.get(name, known) != known:
+            raise ValueError(f"{name} is {entries[name]!r}; {known!r} is known")
+    return {**entries, "rope_parameters": {"rope_type": "default", "rope_theta": entries["rotary_emb_base"]}}
 
 
-def _new(said: Entries) -> Entries:
+def _new(entries: Entries) -> Entries:
     """Positions may be learned, and heads' features in pairs or scaled by the length of a text: no published one is."""
-    if said["position_embedding_type"] != "rope":
-        raise ValueError(f"position_embedding_type is {said['position_embedding_type']!r}; 'rope' is known")
-    if said["layer_norm_type"] != "layer_norm":
-        raise ValueError(f"layer_norm_type is {said['layer_norm_type']!r}; 'layer_norm' is known")
-    if said["logn_attention_scale"]:
+    if entries["position_embedding_type"] != "rope":
+        raise ValueError(f"position_embedding_type is {entries['position_embedding_type']!r}; 'rope' is known")
+    if entries["layer_norm_type"] != "layer_norm":
+        raise ValueError(f"layer_norm_type is {entries['layer_norm_type']!r}; 'layer_norm' is known")
+    if entries["logn_attention_scale"]:
         raise ValueError("logn_attention_scale, by which scores grow with the length of a text, is not computed")
-    scaling = said.pop("rope_scaling", None) or {}
+    scaling = entries.pop("rope_scaling", None) or {}
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
     rope = {**{name: each for name, each in scaling.items() if name != "type"}, **kind}
-    return {"rope_parameters": {**rope, "rope_theta": said.pop("rope_theta")}, **said}
+    return {"rope_parameters": {**rope, "rope_theta": entries.pop("rope_theta")}, **entries}
 
 
 PLAMO2 = {  # its class's defaults for missing entries

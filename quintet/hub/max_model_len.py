@@ -49,5 +49,5 @@ def model_length(hf_config: Any) -> int:
 
 def _trained_positions(hf_config: Any) -> int:
     """Positions that the config speaks of; 0: none."""
-    said = (getattr(hf_config, name, None) for name in LENGTHS)
-    return next((int(each) for each in said if each), 0)
+    lengths = (getattr(hf_config, name, None) for name in LENGTHS)
+    return next((int(each) for each in lengths if each), 0)

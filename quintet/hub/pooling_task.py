@@ -134,8 +134,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
 
 def bidirectional(hf_config: Any) -> bool:
     """Returns whether a decoder's attention is bidirectional, by the config entries of decoders made into embedders."""
-    said = getattr(hf_config, "is_causal", None)
-    return said is False or bool(getattr(hf_config, "use_bidirectional_attention", False))
+    causal = getattr(hf_config, "is_causal", None)
+    return causal is False or bool(getattr(hf_config, "use_bidirectional_attention", False))
 
 
 def _tasks(convert: str, by_tokens: bool, labels: int, asked: PoolerConfig) -> tuple[str, ...]:
@@ -158,9 +158,9 @@ def _labels(hf_config: Any) -> int:
     return len(named) if isinstance(named, dict) and named else int(getattr(hf_config, "num_labels", 2) or 2)
 
 
-def _first_set(*said: bool | None) -> Any:
+def _first_set(*values: bool | None) -> Any:
     """The first that says anything."""
-    return next((each for each in said if each is not None), None)
+    return next((each for each in values if each is not None), None)
 
 
 def _matryoshka(hf_config: Any) -> tuple[int, ...] | bool:

@@ -315,10 +315,10 @@ def load_generation_config(
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
     sources = [(other_file or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
-    file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
-    if not said and file.is_file():
-        said = read_object(file)
-    return {**defaults, "eos_token_id": _eos_ids(said.get("eos_token_id"), file)}
+    file, entries = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
+    if not entries and file.is_file():
+        entries = read_object(file)
+    return {**defaults, "eos_token_id": _eos_ids(entries.get("eos_token_id"), file)}
 
 
 def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:
@@ -332,12 +332,12 @@ def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], fi
         ) from None
 
 
-def _eos_ids(said: Any, file: Path) -> list[int]:
+def _eos_ids(value: Any, file: Path) -> list[int]:
     """The ids of an eos_token_id: one, a list of them, or none."""
-    ids = [] if said is None else said if isinstance(said, list) else [said]
+    ids = [] if value is None else value if isinstance(value, list) else [value]
     if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MAX_INT32 for each in ids):
         raise ValueError(
-            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MAX_INT32} or a list of such; "
+            f"{file}: eos_token_id is {reprlib.repr(value)}, not a token id from 0 to {MAX_INT32} or a list of such; "
             "correct "
             "it, or leave it out where the tokenizer names the token"
         )

@@ -60,8 +60,8 @@ def read_sentence(folder: Path) -> SentenceTransformersConfig:
             )
     settings = next((read_object(folder / each) for each in LENGTHS if (folder / each).is_file()), {})
     beside = folder / "config_sentence_transformers.json"
-    said = read_object(beside) if beside.is_file() else {}
-    prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
+    config = read_object(beside) if beside.is_file() else {}
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise ValueError(f"{beside}: prompts are texts by name, not {type(prompts).__name__}; correct it")
     length = settings.get("max_seq_length", _tokenizers_length(folder))
@@ -77,8 +77,8 @@ def read_sentence(folder: Path) -> SentenceTransformersConfig:
 def _tokenizers_length(folder: Path) -> int | None:
     """Returns the length that newer releases keep there; None for a number beyond any text, which means no limit."""
     file = folder / "tokenizer_config.json"
-    said = read_object(file).get("model_max_length") if file.is_file() else None
-    return said if type(said) is int and 0 < said <= MAX_INT32 else None
+    config = read_object(file).get("model_max_length") if file.is_file() else None
+    return config if type(config) is int and 0 < config <= MAX_INT32 else None
 
 
 def _modules(listed: Path) -> list[tuple[Path, str]]:
@@ -103,12 +103,12 @@ def _modules(listed: Path) -> list[tuple[Path, str]]:
 
 def _pooling(file: Path) -> str:
     """The one way of pooling that a module's config asks for."""
-    said = read_object(file)
-    mode = said.get("pooling_mode")
-    modes: list[Any] = [name.removeprefix("pooling_mode_") for name, on in said.items()
+    config = read_object(file)
+    mode = config.get("pooling_mode")
+    modes: list[Any] = [name.removeprefix("pooling_mode_") for name, on in config.items()
                         if name.startswith("pooling_mode_") and on is True]  # fmt: skip
     modes += [mode] if isinstance(mode, str) else list(mode or ())
-    if said.get("include_prompt") is False:
+    if config.get("include_prompt") is False:
         raise ValueError(f"{file}: include_prompt=false leaves the prompt out of the mean, which is not computed here")
     if len(modes) != 1 or modes[0] not in _MODES:
         shown = ", ".join(map(str, modes)) or "nothing"

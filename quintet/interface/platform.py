@@ -275,8 +275,8 @@ class WrongContract(TypeError):
     """Raised for a platform that was written for another contract than this quintet's, or does not say for which."""
 
     def __init__(self, name: str, written: int | None) -> None:
-        said = "does not say for which contract it was written" if written is None else f"is for contract {written}"
-        super().__init__(f"{name} {said}, and this quintet has contract {CONTRACT_VERSION}")
+        version = "does not say for which contract it was written" if written is None else f"is for contract {written}"
+        super().__init__(f"{name} {version}, and this quintet has contract {CONTRACT_VERSION}")
         self._written = written
 
     def remedy(self, package: str) -> str:

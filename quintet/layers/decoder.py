@@ -302,21 +302,23 @@ def refuse(config: Any, *flags: str) -> None:
 def require(config: Any, entries: Mapping[str, Any]) -> None:
     """ValueError if the checkpoint says otherwise: of entries that transformers does not read, these are computed."""
     for name, value in entries.items():
-        if (said := getattr(config, name, None)) not in (None, value):
-            raise ValueError(f"{config.model_type} with {name}={said!r} is not supported; it has {value!r}")
+        if (configured := getattr(config, name, None)) not in (None, value):
+            raise ValueError(f"{config.model_type} with {name}={configured!r} is not supported; it has {value!r}")
 
 
 def refuse_long_chunks(config: Any, build: BuildContext) -> None:
     """ValueError where positions begin anew within requests that are served (dual chunk attention, An et al. 2024, of
     Qwen2.5-1M): shorter ones are in one chunk, and attention is plain."""
-    said = getattr(config, "dual_chunk_attention_config", None)
-    if not said:
+    configured = getattr(config, "dual_chunk_attention_config", None)
+    if not configured:
         return
-    size, local = (said.get(name) if isinstance(said, Mapping) else None for name in ("chunk_size", "local_size"))
+    size, local = (
+        configured.get(name) if isinstance(configured, Mapping) else None for name in ("chunk_size", "local_size")
+    )
     if type(size) is not int or type(local) is not int:
         raise ValueError(
-            f"{config.model_type}'s dual_chunk_attention_config is {reprlib.repr(said)}, not an object with whole "
-            "numbers chunk_size and local_size; correct config.json"
+            f"{config.model_type}'s dual_chunk_attention_config is {reprlib.repr(configured)}, not an object with "
+            "whole numbers chunk_size and local_size; correct config.json"
         )
     most = size - local
     if build.max_model_len > most:

@@ -61,8 +61,8 @@ def config_of(file: Path) -> dict[str, Any]:
     for name, values in FIXED_ENTRIES.items():
         if name in params and params[name] not in values:
             raise ValueError(f"{file}: {name} is {params[name]!r}; {_REFUSED}")
-    said = {NAMES[name]: value for name, value in params.items() if name in NAMES and value is not None}
-    config = {"max_position_embeddings": LENGTH, "tie_word_embeddings": False, "sliding_window": None, **said}
+    entries = {NAMES[name]: value for name, value in params.items() if name in NAMES and value is not None}
+    config = {"max_position_embeddings": LENGTH, "tie_word_embeddings": False, "sliding_window": None, **entries}
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     if isinstance(config["sliding_window"], list):
         raise ValueError(f"{file}: sliding_window differs from layer to layer; {_REFUSED}")
@@ -75,19 +75,19 @@ def config_of(file: Path) -> dict[str, Any]:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **config, **moe}
 
 
-def _yarn(said: Any, file: Path, theta: Any) -> dict[str, Any]:
-    scaled = said.get("apply_scale", True) if isinstance(said, dict) else True
-    entries = _part("yarn", said, {**YARN, "apply_scale": ""}, file)
+def _yarn(entry: Any, file: Path, theta: Any) -> dict[str, Any]:
+    scaled = entry.get("apply_scale", True) if isinstance(entry, dict) else True
+    entries = _part("yarn", entry, {**YARN, "apply_scale": ""}, file)
     entries.pop("", None)
     whole = {"attention_factor": 1.0} if scaled is False else {}
     return {"rope_type": "yarn", "rope_theta": theta, **entries, **whole}
 
 
-def _part(name: str, said: Any, names: Mapping[str, str], file: Path) -> dict[str, Any]:
-    if not isinstance(said, dict):
+def _part(name: str, part: Any, names: Mapping[str, str], file: Path) -> dict[str, Any]:
+    if not isinstance(part, dict):
         raise ValueError(f"{file}: {name} is no object; fetch it again")
-    refuse_unknown(f"entry of {file}'s {name}", said, names, UNSUPPORTED_PARAMS)
-    return {names[entry]: value for entry, value in said.items()}
+    refuse_unknown(f"entry of {file}'s {name}", part, names, UNSUPPORTED_PARAMS)
+    return {names[entry]: value for entry, value in part.items()}
 
 
 def heads_of(folder: Path) -> dict[str, int]:

@@ -42,13 +42,13 @@ class NpCache:
     def _kept(self) -> dict[str, Any] | None:
         """Returns the index of tensors that were cached from this very file; None if there is none."""
         index = self._folder / INDEX
-        said = read_object(index) if index.is_file() else {}
-        tensors = said.get("tensors")
-        return tensors if said.get("of") == self._stamp and isinstance(tensors, dict) else None
+        content = read_object(index) if index.is_file() else {}
+        tensors = content.get("tensors")
+        return tensors if content.get("of") == self._stamp and isinstance(tensors, dict) else None
 
     def _made(self, file: TorchFile) -> dict[str, Any]:
         """The index comes last: without it nothing counts."""
-        said = {}
+        content = {}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for number, name in enumerate(file.keys()):
@@ -56,14 +56,14 @@ class NpCache:
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 plain = tensor if dtype in PLAIN else tensor.reshape(-1).view(torch.uint8)
                 np.save(self._folder / f"{number}.npy", plain.numpy(), allow_pickle=False)
-                said[name] = (number, dtype, list(tensor.shape))
+                content[name] = (number, dtype, list(tensor.shape))
             handle, made = tempfile.mkstemp(dir=self._folder)
             with os.fdopen(handle, "w") as stream:
-                json.dump({"of": self._stamp, "tensors": said}, stream)
+                json.dump({"of": self._stamp, "tensors": content}, stream)
             os.replace(made, self._folder / INDEX)
         except OSError as error:
             raise ValueError(
                 f"load_format='npcache' keeps arrays in {self._folder}, which cannot be written ({error.strerror}); "
                 "use load_format='pt'"
             ) from None
-        return said
+        return content

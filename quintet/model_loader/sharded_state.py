@@ -52,14 +52,14 @@ def fill(model: nn.Module, folder: Path, rank: int, layout: str, read: Read | No
     file = folder / PATTERN.format(rank=rank, part=0)
     try:
         with safe_open(file, framework="pt") as opened:
-            said: Mapping[str, str] = opened.metadata() or {}
-            if said.get("of") != layout:
+            metadata: Mapping[str, str] = opened.metadata() or {}
+            if metadata.get("of") != layout:
                 raise ValueError(
                     f"{file} was saved by another version of quintet, or with other settings (dtype, quantization, "
                     "max_model_len, tensor_parallel_size, pipeline_parallel_size) or on another platform; "
                     "give the same, or save it anew"
                 )
-            kept = json.loads(said["kept"])
+            kept = json.loads(metadata["kept"])
             found = read(file) if read else {name: opened.get_tensor(name).clone() for name in opened.keys()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:400]}); save it anew") from None

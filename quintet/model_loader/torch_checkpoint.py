@@ -56,7 +56,7 @@ class TorchFile:
             with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
                 self._memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._entries = _entries(archive.infolist())
-            said = self._content("data.pkl", MAX_PICKLE_BYTES)
+            content = self._content("data.pkl", MAX_PICKLE_BYTES)
             if "byteorder" in self._entries and self._content("byteorder", 16) != b"little":
                 raise ValueError("its numbers are big-endian")
         except (*ZIP_ERRORS, KeyError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -65,7 +65,7 @@ class TorchFile:
                 "the checkpoint with transformers' save_pretrained()"
             ) from None
         try:
-            self._tensors = _tensors(_Unpickler(said).result())
+            self._tensors = _tensors(_Unpickler(content).result())
             for name, stored in self._tensors.items():
                 self._check(name, stored)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -232,9 +232,9 @@ class _Unpickler:
 CONSTANTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 
 
-def _storage(said: Any) -> PickledTensor:
+def _storage(entry: Any) -> PickledTensor:
     """Reads a persistent id: ("storage", its class, the entry's name, the device it was on, how many numbers)."""
-    kind, of, key, _, count = said
+    kind, of, key, _, count = entry
     dtype = STORAGES.get(of.name) if isinstance(of, PickleGlobal) and of.module == "torch" else None
     if kind != "storage" or dtype is None or not isinstance(key, str) or not _non_negative_int(count):
         raise ValueError(f"its pickle asks for {_shown(of)} as the numbers of a tensor")

@@ -141,8 +141,8 @@ def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedT
 
 def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
     """Writes the file atomically: another process may read it meanwhile."""
-    said = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
-    header = json.dumps(said).encode()
+    entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
+    header = json.dumps(entries).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
     handle, made = tempfile.mkstemp(SUFFIX, dir=file.parent)
     try:

@@ -53,5 +53,5 @@ def _rotary(config: Any, build: BuildContext) -> Rotary:
     if not config.rotary_dim or config.rotary_dim % 2 or config.rotary_dim > size:
         raise ValueError(f"{config.model_type} with rotary_dim={config.rotary_dim} of {size} is not supported")
     factor = (config.rotary_dim + 0.5) / size  # half a feature more, which rounding down takes off again
-    said = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": min(factor, 1.0)}
-    return Rotary(build, size, said, config.max_position_embeddings, partial=True, interleaved=True)
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": min(factor, 1.0)}
+    return Rotary(build, size, parameters, config.max_position_embeddings, partial=True, interleaved=True)

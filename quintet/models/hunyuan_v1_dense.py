@@ -47,8 +47,8 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
 
-def _rope(said: Any, size: int) -> dict[str, Any]:
+def _rope(parameters: Any, size: int) -> dict[str, Any]:
     """ "dynamic" with an alpha is another base, whatever the length."""
-    if said["rope_type"] != "dynamic" or not said.get("alpha"):
-        return dict(said)
-    return {"rope_type": "default", "rope_theta": said["rope_theta"] * said["alpha"] ** (size / (size - 2))}
+    if parameters["rope_type"] != "dynamic" or not parameters.get("alpha"):
+        return dict(parameters)
+    return {"rope_type": "default", "rope_theta": parameters["rope_theta"] * parameters["alpha"] ** (size / (size - 2))}

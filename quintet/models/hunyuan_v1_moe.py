@@ -30,10 +30,12 @@ class HunYuanMoEV1ForCausalLM(hunyuan_v1_dense.HunYuanDenseV1ForCausalLM):
         refuse(config, "use_mla", "group_limited_greedy", "moe_layer_num_skipped")
         require(config, COMPUTED)
         for name, value in {"moe_intermediate_size": config.intermediate_size, "num_shared_expert": 1}.items():
-            said = getattr(config, name, None)
-            if isinstance(said, list) and any(each != value for each in said):
-                raise ValueError(f"{config.model_type} with {name}={said} is not supported; {value} is in every layer")
-            if not isinstance(said, list):
+            configured = getattr(config, name, None)
+            if isinstance(configured, list) and any(each != value for each in configured):
+                raise ValueError(
+                    f"{config.model_type} with {name}={configured} is not supported; {value} is in every layer"
+                )
+            if not isinstance(configured, list):
                 require(config, {name: value})
         super().__init__(config, build)
 

@@ -41,8 +41,8 @@ class Ministral3ForCausalLM(CausalLM):
 
 def _growth(config: Any, build: BuildContext) -> PositionScaling | None:
     """One for all layers."""
-    said = config.rope_parameters
-    beta, first = said.get("llama_4_scaling_beta"), said.get("original_max_position_embeddings")
+    parameters = config.rope_parameters
+    beta, first = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
     if not beta or not first or build.max_model_len <= first:
         return None
     return PositionScaling(build, float(beta), int(first))

@@ -23,13 +23,13 @@ class MptForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         _refuse(config)
-        hidden, heads, said = config.hidden_size, config.num_attention_heads, config.attn_config
+        hidden, heads, attn_config = config.hidden_size, config.num_attention_heads, config.attn_config
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon, ("weight",))
         stored = CheckpointLayout(fused="Wqkv")
         shape = AttentionSizes.from_config(
             config,
             kv_heads=heads,
-            scale=said.softmax_scale,
+            scale=attn_config.softmax_scale,
             output="out_proj",
             stored=stored,
             alibi=alibi_slopes(heads),
@@ -37,7 +37,7 @@ class MptForCausalLM(CausalLM):
 
         def block() -> SerialBlock:
             attention = ClippedAttention(build, shape, None)
-            attention.clip_qkv = said.clip_qkv
+            attention.clip_qkv = attn_config.clip_qkv
             mlp = MLP(build, (hidden, 4 * hidden), "gelu", ("up_proj", "down_proj"), bias=False)
             return SerialBlock(build, {"norm_1": norm(), "attn": attention, "norm_2": norm(), "ffn": mlp})
 
@@ -52,11 +52,11 @@ class MptForCausalLM(CausalLM):
 
 def _refuse(config: Any) -> None:
     """ValueError for what MPT's own code knows and transformers' does not compute."""
-    said = config.attn_config
+    attn_config = config.attn_config
     refuse(config, "logit_scale")
     for name, plain in (("alibi", True), ("alibi_bias_max", 8), ("attn_type", "multihead_attention")):
-        if getattr(said, name) != plain:
-            raise ValueError(f"mpt with attn_config.{name}={getattr(said, name)!r} is not supported")
-    refuse(said, "qk_ln", "prefix_lm")
+        if getattr(attn_config, name) != plain:
+            raise ValueError(f"mpt with attn_config.{name}={getattr(attn_config, name)!r} is not supported")
+    refuse(attn_config, "qk_ln", "prefix_lm")
     if not config.no_bias or config.expansion_ratio != 4:
         raise ValueError("mpt with no_bias=False, or an expansion_ratio other than 4, is not supported")

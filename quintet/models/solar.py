@@ -62,12 +62,12 @@ class SolarModel(DecoderTrunk):
 
 def _share(config: Any) -> float:
     """The second of bskcn_tv: the first is for training."""
-    said = config.bskcn_tv
-    if not isinstance(said, list) or len(said) != 2 or not all(isinstance(each, int | float) for each in said):
+    share = config.bskcn_tv
+    if not isinstance(share, list) or len(share) != 2 or not all(isinstance(each, int | float) for each in share):
         raise ValueError(
-            f"{config.model_type}'s bskcn_tv is {reprlib.repr(said)}, not two numbers; correct config.json"
+            f"{config.model_type}'s bskcn_tv is {reprlib.repr(share)}, not two numbers; correct config.json"
         )
-    return float(said[1])
+    return float(share[1])
 
 
 def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], share: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.grammar import NOTHING, LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.value_grammar import arguments
 from quintet.parsers.value_reader import JSON, MAX_NAME, WORD, Notation, read_name, read_value, to_json

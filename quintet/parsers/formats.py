@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quintet.parsers.combinators import FormatPart, Marker, parts
 from quintet.parsers.events import Tool
-from quintet.parsers.grammar import LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quintet.parsers.combinators import Marker
-from quintet.parsers.grammar import GAP, NOTHING, TEXT, LarkGrammar, NoGrammar, quoted
+from quintet.parsers.lark_grammar import GAP, NOTHING, TEXT, LarkGrammar, NoGrammar, quoted
 
 if TYPE_CHECKING:
     from quintet.parsers.formats import CallBlock, ReasoningParser

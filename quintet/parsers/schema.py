@@ -48,9 +48,9 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         each = waiting.pop()
         if isinstance(each, Mapping) and id(each) not in seen:
             seen.add(id(each))  # references may go round in circles
-            said = set(_declared_types(each))
-            found |= said
-            if not said:
+            declared = set(_declared_types(each))
+            found |= declared
+            if not declared:
                 waiting += [
                     option for key in ("anyOf", "oneOf", "allOf") for option in _string_list(each, key)[:MAX_OPTIONS]
                 ]

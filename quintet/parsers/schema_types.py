@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.grammar import TEXT, NoGrammar
+from quintet.parsers.lark_grammar import TEXT, NoGrammar
 from quintet.parsers.schema import IMPLIED, TYPES, resolve_reference
 
 Option = tuple[str, Mapping[str, Any]]
@@ -43,28 +43,30 @@ def options(schema: Any, root: Mapping[str, Any]) -> list[Option]:
 def _options(schema: Any, root: Mapping[str, Any], looks: Iterator[int], deep: int) -> Iterator[Option]:
     if next(looks, None) is None or not deep or not (schema is True or isinstance(schema, Mapping)):
         raise NoGrammar
-    said = {} if schema is True else {key: value for key, value in schema.items() if key not in UNRESTRICTING_KEYWORDS}
-    if not said:
-        yield "any", said
-    elif "enum" in said or "const" in said:
-        yield from _constants(said)
-    elif "type" in said:
-        yield from _typed(said)
-    elif said.keys() == {"$ref"}:
-        yield from _options(resolve_reference(said["$ref"], root), root, looks, deep - 1)
-    elif len(said) == 1 and (key := next(iter(said))) in ("anyOf", "oneOf", "allOf"):
-        yield from _combined(key, said[key], root, looks, deep - 1)
-    elif implied := [kind for key, kind in IMPLIED.items() if key in said]:
-        yield implied[0], said
+    restricting = (
+        {} if schema is True else {key: value for key, value in schema.items() if key not in UNRESTRICTING_KEYWORDS}
+    )
+    if not restricting:
+        yield "any", restricting
+    elif "enum" in restricting or "const" in restricting:
+        yield from _constants(restricting)
+    elif "type" in restricting:
+        yield from _typed(restricting)
+    elif restricting.keys() == {"$ref"}:
+        yield from _options(resolve_reference(restricting["$ref"], root), root, looks, deep - 1)
+    elif len(restricting) == 1 and (key := next(iter(restricting))) in ("anyOf", "oneOf", "allOf"):
+        yield from _combined(key, restricting[key], root, looks, deep - 1)
+    elif implied := [kind for key, kind in IMPLIED.items() if key in restricting]:
+        yield implied[0], restricting
     else:
         raise NoGrammar
 
 
-def _constants(said: Mapping[str, Any]) -> Iterator[Option]:
-    if not said.keys() <= {"type", "enum", "const"} or ("enum" in said and "const" in said):
+def _constants(restricting: Mapping[str, Any]) -> Iterator[Option]:
+    if not restricting.keys() <= {"type", "enum", "const"} or ("enum" in restricting and "const" in restricting):
         raise NoGrammar
-    values = said["enum"] if "enum" in said else [said["const"]]
-    kinds = set(_kinds(said["type"])) if "type" in said else None
+    values = restricting["enum"] if "enum" in restricting else [restricting["const"]]
+    kinds = set(_kinds(restricting["type"])) if "type" in restricting else None
     if not isinstance(values, list):
         raise NoGrammar
     for value in values[:MAX_LOOKUPS]:
@@ -73,12 +75,12 @@ def _constants(said: Mapping[str, Any]) -> Iterator[Option]:
             yield "const", {"const": value}
 
 
-def _typed(said: Mapping[str, Any]) -> Iterator[Option]:
-    kinds = _kinds(said["type"])
-    if "string" in kinds and said.keys() & COMBINING:
+def _typed(restricting: Mapping[str, Any]) -> Iterator[Option]:
+    kinds = _kinds(restricting["type"])
+    if "string" in kinds and restricting.keys() & COMBINING:
         raise NoGrammar
     for kind in kinds:
-        yield kind, said
+        yield kind, restricting
 
 
 def _combined(key: str, given: Any, root: Mapping[str, Any], looks: Iterator[int], deep: int) -> Iterator[Option]:

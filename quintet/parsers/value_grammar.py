@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.grammar import JSON_NUMBER, LarkGrammar, NoGrammar, properties, quoted
+from quintet.parsers.lark_grammar import JSON_NUMBER, LarkGrammar, NoGrammar, properties, quoted
 from quintet.parsers.schema import ANY, TYPES, as_json
 from quintet.parsers.schema import TEXT as ONLY_TEXT
 from quintet.parsers.schema_types import Option, count_of, options, text_of, with_definitions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.grammar import LarkGrammar, NoGrammar, properties
+from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar, properties
 from quintet.parsers.scanner import Scanner, Steps
 from quintet.parsers.schema import TEXT, argument_types, as_json
 from quintet.parsers.value_grammar import FREE_NAME, until_marker

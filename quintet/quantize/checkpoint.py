@@ -36,7 +36,7 @@ class SourceCheckpoint:
             raise ValueError(f"{name!r} is a GGUF file; give the original, a folder of safetensors")
         whole = load_model_config(folder)
         config = whole.get_text_config()
-        if any(getattr(each, said, None) for each in (whole, config) for said in QUANTIZATION_ENTRIES):
+        if any(getattr(each, entry, None) for each in (whole, config) for entry in QUANTIZATION_ENTRIES):
             raise ValueError(f"{name!r} is quantized already; give the original, in floats")
         model = outline(config)
         return cls(folder, config, model, Checkpoint(folder, model))

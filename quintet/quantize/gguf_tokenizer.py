@@ -90,8 +90,8 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 def _prefixes(described: Entries) -> bool:
     """True if a text gets a space before it."""
-    said = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
-    return '"Prepend"' in said or '"prepend_scheme": "first"' in said or '"prepend_scheme": "always"' in said
+    text = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
+    return '"Prepend"' in text or '"prepend_scheme": "first"' in text or '"prepend_scheme": "always"' in text
 
 
 def _begins(tokenizer: Tokenizer) -> bool:

@@ -199,18 +199,18 @@ def _divisors(config: Any) -> Tensor | None:
 
 def _tokenizer(writer: Any, original: SourceCheckpoint) -> None:
     tokenizer = load_tokenizer(original.folder)
-    said = gguf_tokens.metadata(tokenizer, original.config.vocab_size)
-    writer.add_tokenizer_model(said["model"])
-    writer.add_token_list(said["tokens"])
-    writer.add_token_types(said["token_type"])
-    if "pre" in said:
-        writer.add_tokenizer_pre(said["pre"])
-        writer.add_token_merges(said["merges"])
+    metadata = gguf_tokens.metadata(tokenizer, original.config.vocab_size)
+    writer.add_tokenizer_model(metadata["model"])
+    writer.add_token_list(metadata["tokens"])
+    writer.add_token_types(metadata["token_type"])
+    if "pre" in metadata:
+        writer.add_tokenizer_pre(metadata["pre"])
+        writer.add_token_merges(metadata["merges"])
     else:
-        writer.add_token_scores(said["scores"])
-        writer.add_add_space_prefix(said["add_space_prefix"])
-    writer.add_add_bos_token(said["add_bos_token"])
-    writer.add_add_eos_token(said["add_eos_token"])
+        writer.add_token_scores(metadata["scores"])
+        writer.add_add_space_prefix(metadata["add_space_prefix"])
+    writer.add_add_bos_token(metadata["add_bos_token"])
+    writer.add_add_eos_token(metadata["add_eos_token"])
     for add, number in _named(tokenizer, original).items():
         getattr(writer, f"add_{add}_token_id")(number)
     if tokenizer.chat_template is not None:
@@ -228,5 +228,9 @@ def _named(tokenizer: Any, original: SourceCheckpoint) -> Entries:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _templates(said: str | dict[str, str]) -> Any:
-    return said if isinstance(said, str) else [{"name": name, "template": each} for name, each in said.items()]
+def _templates(templates: str | dict[str, str]) -> Any:
+    return (
+        templates
+        if isinstance(templates, str)
+        else [{"name": name, "template": each} for name, each in templates.items()]
+    )

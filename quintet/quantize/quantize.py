@@ -56,8 +56,8 @@ def quantize(name: str, config: QuantizeConfig, progress: bool = True) -> Quanti
             shards.add(tensors)
         shards.finish()
         copy_rest(original.folder, output.folder)
-        said = {"quantization_config": how.config(_ignored(original, found), config.act_order)}
-        write_json(output.folder / "config.json", {**read_object(original.folder / "config.json"), **said})
+        entries = {"quantization_config": how.config(_ignored(original, found), config.act_order)}
+        write_json(output.folder / "config.json", {**read_object(original.folder / "config.json"), **entries})
         folder = output.finish()
     after = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return QuantizeResult(

@@ -105,15 +105,15 @@ class ErrorAndLogMiddleware:
         return _CLIENT_GONE
 
     async def _fail(self, error: Exception, visit: RequestState, scope: Scope, receive: Receive, send: Send) -> None:
-        told = as_api_error(error)
+        failure = as_api_error(error)
         if not isinstance(error, ApiError):
             logger.error("request %s failed", visit.request_id, exc_info=error)
         if visit.response_stream is not None and visit.response_stream.started:
             raise error  # the connection is cut: the client sees that the answer is not whole
-        visit.status = told.status
+        visit.status = failure.status
         refused = self._core.totals.refused
-        refused[told.status] = refused.get(told.status, 0) + 1
-        response = error_response(scope, told)
+        refused[failure.status] = refused.get(failure.status, 0) + 1
+        response = error_response(scope, failure)
         response.headers[HEADER] = visit.request_id
         await response(scope, receive, send)
 

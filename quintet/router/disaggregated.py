@@ -63,9 +63,9 @@ class Disaggregated:
         alone = (ask.fields.n or 1) > 1  # pages are given to one completion, and freed when it has them
         try:
             await self._forwarder.forward(ask, Pool.DECODE, pipe, None if alone else self._add_pages)
-        except _PrefillRejected as said:
-            await pipe.start(said.head.status, said.head.headers)
-            await pipe.body(said.body, more=False)
+        except _PrefillRejected as rejected:
+            await pipe.start(rejected.head.status, rejected.head.headers)
+            await pipe.body(rejected.body, more=False)
 
     async def _add_pages(self, ask: RequestInfo) -> bytes:
         params = await self._compute(ask)
@@ -106,7 +106,7 @@ class Disaggregated:
             return None
         head, exchange = answer.head, answer.exchange
         try:
-            said = await exchange.body(_MAX_BODY)
+            payload = await exchange.body(_MAX_BODY)
         except (ConnectionLost, HttpProtocolError, HttpTimeout) as error:
             backend.counts.count_failure("mid_stream")
             logger.warning("%s: %s, in the middle of an answer (request %s)", backend.url, error, ask.request_id)
@@ -116,16 +116,16 @@ class Disaggregated:
             backend.counts.total_time.observe(time.perf_counter() - answer.sent)
         backend.counts.count_status(head.status)
         if head.status == 200:
-            return _params(said, backend)
+            return _params(payload, backend)
         if 400 <= head.status < 500 and head.status not in _NOT_CLIENT_ERRORS:
-            raise _PrefillRejected(head, said)
+            raise _PrefillRejected(head, payload)
         logger.warning("%s: it answers %d to a prompt (request %s)", backend.url, head.status, ask.request_id)
         return None
 
 
-def _params(said: bytes, backend: RouterBackend) -> Raw | None:
+def _params(payload: bytes, backend: RouterBackend) -> Raw | None:
     try:
-        return _DECODER.decode(said).kv_transfer_params
+        return _DECODER.decode(payload).kv_transfer_params
     except (msgspec.MsgspecError, UnicodeDecodeError):
         logger.warning("%s: its answer to a prompt is no JSON object", backend.url)
         return None

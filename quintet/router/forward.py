@@ -189,8 +189,8 @@ class Forwarder:
             backend.counts.count_failure("mid_stream")
             logger.warning("%s: %s, in the middle of an answer (request %s)", backend.url, error, ask.request_id)
             why = _MID_STREAM_MESSAGES["late" if isinstance(error, HttpTimeout) else "broken"]
-            told = ApiError(502, f"{why} in the middle of the answer", code="backend_failed")
-            await pipe.abort(told, ask.route.dialect)
+            failure = ApiError(502, f"{why} in the middle of the answer", code="backend_failed")
+            await pipe.abort(failure, ask.route.dialect)
         finally:
             backend.counts.total_time.observe(time.perf_counter() - answer.sent)
 

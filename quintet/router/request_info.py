@@ -75,8 +75,8 @@ class RequestInfo:
 def _chunks(read: RequestFields) -> Iterator[bytes]:
     """Yields chunks of the prompt in the order in which templates write; tools are in the chain's root."""
     parts = (read.system, read.instructions, read.messages, read.prompt, read.query, read.input, read.documents)
-    said = [bytes(each) for each in parts if each]
-    text = said[0] if len(said) == 1 else b"".join(said)
+    chunks = [bytes(each) for each in parts if each]
+    text = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     start = 0
     for end in ENDS:
         if end > len(text):

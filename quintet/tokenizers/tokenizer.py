@@ -171,15 +171,15 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _template(said: Any) -> str | dict[str, str] | None:
+def _template(value: Any) -> str | dict[str, str] | None:
     """A chat template, or several by name."""
-    each = said.values() if isinstance(said, dict) else [said]
-    if said is not None and not all(isinstance(template, str) for template in each):
+    each = value.values() if isinstance(value, dict) else [value]
+    if value is not None and not all(isinstance(template, str) for template in each):
         raise ValueError(
-            f"the tokenizer's chat_template is {reprlib.repr(said)}, neither text nor texts by name; correct "
+            f"the tokenizer's chat_template is {reprlib.repr(value)}, neither text nor texts by name; correct "
             "tokenizer_config.json"
         )
-    return said
+    return value
 
 
 def _without_truncation(backend: Any) -> Any:
@@ -256,9 +256,9 @@ def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | 
 
     metadata = read_metadata(file)
     try:
-        said = vocabulary.read_vocabulary(metadata)
+        settings = vocabulary.read_vocabulary(metadata)
         with _panic_as_value_error("be built"):
-            return tokenizer.backend(said), tokenizer.special_tokens(said), defaults.templates(metadata)
+            return tokenizer.backend(settings), tokenizer.special_tokens(settings), defaults.templates(metadata)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

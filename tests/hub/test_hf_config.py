@@ -75,14 +75,14 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def _same(ours: HFConfig, theirs: PreTrainedConfig) -> None:
+def assert_same(ours: HFConfig, theirs: PreTrainedConfig) -> None:
     """Every entry under every name it has, with its type, and the parts of a wrapper alike."""
     names = {*theirs.to_dict(), *vars(ours), *theirs.attribute_map} - ASIDE
     setattr(theirs, PER_LAYER, True)  # or it refuses to name what differs between layers
     for name in filter(partial(hasattr, theirs), names):
         got, want = getattr(ours, name), getattr(theirs, name)
         if isinstance(want, PreTrainedConfig):
-            _same(got, want)
+            assert_same(got, want)
         else:
             want = type(theirs).model_type if name == "model_type" else want  # a part may be given another's
             got, want = _lists(got), _lists(want)
@@ -91,7 +91,7 @@ def _same(ours: HFConfig, theirs: PreTrainedConfig) -> None:
     if text is theirs:
         assert ours.get_text_config() is ours
     else:
-        _same(ours.get_text_config(), text)
+        assert_same(ours.get_text_config(), text)
 
 
 def _lists(value: Any) -> Any:
@@ -105,7 +105,7 @@ def _lists(value: Any) -> Any:
 def test_a_file_reads_as_transformers_reads_it(family: str, entries: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **entries}))
     first, again = load_model_config(tmp_path), load_model_config(tmp_path)
-    _same(first, AutoConfig.from_pretrained(tmp_path))
+    assert_same(first, AutoConfig.from_pretrained(tmp_path))
     assert first == again and list(_readings()) != []
 
 
@@ -117,7 +117,7 @@ def _readings() -> list[Path]:
 def test_every_family_that_transformers_knows_is_read() -> None:
     for kind in sorted({*CONFIG_MAPPING} - BARELY):
         theirs = CONFIG_MAPPING[kind](model_type=kind)
-        _same(thaw(json.loads(json.dumps(freeze(theirs)))), theirs)
+        assert_same(thaw(json.loads(json.dumps(freeze(theirs)))), theirs)
 
 
 def test_what_a_class_computes_is_read() -> None:

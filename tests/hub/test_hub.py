@@ -133,7 +133,7 @@ def test_overrides_replace_entries(folder: Path) -> None:
     ],
 )
 def test_rope_overrides_merge(folder: Path, overrides: dict[str, Any], want: dict[str, Any]) -> None:
-    _same_rope(load_model_config(folder, overrides).rope_parameters, want)
+    assert_same_rope(load_model_config(folder, overrides).rope_parameters, want)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_rope_overrides_merge(folder: Path, overrides: dict[str, Any], want: dic
 def test_rope_overrides_merge_in_the_newer_layout(folder: Path, overrides: Any, want: Any) -> None:
     newer = {name: value for name, value in LLAMA.items() if name not in ("rope_scaling", "rope_theta")}
     _write(folder, "config.json", {**newer, "rope_parameters": {**LLAMA["rope_scaling"], "rope_theta": 3.0}})
-    _same_rope(load_model_config(folder, overrides).rope_parameters, want)
+    assert_same_rope(load_model_config(folder, overrides).rope_parameters, want)
 
 
-def _same_rope(got: dict[str, Any], want: dict[str, Any]) -> None:
+def assert_same_rope(got: dict[str, Any], want: dict[str, Any]) -> None:
     assert {name: got.get(name) for name in want} == want
 
 

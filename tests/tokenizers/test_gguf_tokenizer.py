@@ -36,7 +36,7 @@ def _without(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if key != f"tokenizer.ggml.{name}"}
 
 
-def _check(name: str, metadata: Mapping[str, Any], texts: set[str] | None = None) -> None:
+def assert_cut_alike(name: str, metadata: Mapping[str, Any], texts: set[str] | None = None) -> None:
     vocabulary = read_vocabulary(metadata)
     made, want = backend(vocabulary), EXPECTED[name]
     for text, ids in _kept(want["ids"], texts):
@@ -52,7 +52,7 @@ def _kept(listed: list[Any], texts: set[str] | None) -> Iterator[tuple[str, Any]
 
 @pytest.mark.parametrize("pre", PRES)
 def test_byte_level_vocabularies_cut_texts_as_llama_cpp_does(pre: str) -> None:
-    _check(pre, _metadata("bpe", pre=pre))
+    assert_cut_alike(pre, _metadata("bpe", pre=pre))
 
 
 def test_every_way_to_cut_is_held_against_llama_cpp() -> None:
@@ -62,15 +62,15 @@ def test_every_way_to_cut_is_held_against_llama_cpp() -> None:
 
 
 def test_sentencepiece_merges_by_scores() -> None:
-    _check("spm", _metadata("spm"))
+    assert_cut_alike("spm", _metadata("spm"))
 
 
 def test_sentencepiece_adds_what_the_file_says() -> None:
-    _check("spm-bare", _metadata("spm", **BARE))
+    assert_cut_alike("spm-bare", _metadata("spm", **BARE))
 
 
 def test_merges_over_whole_lines() -> None:
-    _check("gemma4", _metadata("gemma4"))
+    assert_cut_alike("gemma4", _metadata("gemma4"))
 
 
 def test_wordpiece_reads_words() -> None:
@@ -82,7 +82,7 @@ def test_wordpiece_reads_words() -> None:
         if not any("\uac00" <= letter <= "\ud7a3" or unicodedata.category(letter) in odd for letter in text)
     }
     assert len(texts) > 150
-    _check("wpm", _metadata("wpm"), texts)
+    assert_cut_alike("wpm", _metadata("wpm"), texts)
 
 
 @pytest.mark.parametrize(("file", "name", "changes"), [("bpe", "default", {}), ("spm", "spm-bare", BARE)])

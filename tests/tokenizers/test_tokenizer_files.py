@@ -82,7 +82,7 @@ def _kept() -> list[dict[str, Any]]:
     return [json.loads(file.read_bytes()) for file in cache_folder("readings").glob("*.reading")]
 
 
-def _same(folder: Path) -> None:
+def assert_same(folder: Path) -> None:
     """The first start makes it, the second has it kept."""
     hf, first, kept = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder), load_tokenizer(folder)
     assert kept.backend.to_str() == first.backend.to_str() == hf.backend_tokenizer.to_str()
@@ -102,9 +102,9 @@ def _same(folder: Path) -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_folder_makes_transformers_tokenizer(kind: str, tmp_path: Path) -> None:
     MAKERS[kind](tmp_path)
-    _same(tmp_path)
+    assert_same(tmp_path)
     _lists_added_tokens(tmp_path)
-    _same(tmp_path)
+    assert_same(tmp_path)
     assert len(_kept()) == 2 - (kind == "bundled")  # whose own comes with the package
 
 
@@ -112,13 +112,13 @@ def test_a_template_in_the_configuration_is_found(tmp_path: Path) -> None:
     builders.byte_level(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     _edit(tmp_path / "tokenizer_config.json", chat_template="{{ bos_token }}")
-    _same(tmp_path)
+    assert_same(tmp_path)
 
 
 def test_the_older_map_of_special_tokens_counts(tmp_path: Path) -> None:
     builders.byte_level(tmp_path)
     _write(tmp_path / "special_tokens_map.json", {"eos_token": {"content": "<|end|>", "lstrip": False}})
-    _same(tmp_path)
+    assert_same(tmp_path)
     assert load_tokenizer(tmp_path).special_tokens["eos_token"] == "<|end|>"
 
 
@@ -158,7 +158,7 @@ def test_what_the_class_makes_of_the_file_is_kept(
         _write(tmp_path / name, {})
     _edit(tmp_path / name, **entries)
     assert load_tokenizer(tmp_path) is not before
-    _same(tmp_path)
+    assert_same(tmp_path)
 
 
 def test_a_file_that_says_it_all_is_not_kept_twice(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_panic_of_the_backend_is_the_callers_own(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
 
-def _one_line(folder: Path, *words: str) -> None:
+def assert_one_line_error(folder: Path, *words: str) -> None:
     with pytest.raises(ValueError, match=".") as error:
         load_tokenizer(folder)
     said = str(error.value)
@@ -233,7 +233,7 @@ def _one_line(folder: Path, *words: str) -> None:
 def test_what_is_no_tokenizers_file(name: str, text: str, says: str, tmp_path: Path) -> None:
     builders.byte_level(tmp_path)
     (tmp_path / name).write_text(text)
-    _one_line(tmp_path, str(tmp_path / name), says)
+    assert_one_line_error(tmp_path, str(tmp_path / name), says)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_entries_that_no_tokenizer_has(name: str, entries: dict[str, Any], tmp_p
     builders.byte_level(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     _edit(tmp_path / name, **entries)
-    _one_line(tmp_path, "tokenizer")
+    assert_one_line_error(tmp_path, "tokenizer")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "tokenizer_config.json"])
@@ -265,4 +265,4 @@ def test_a_folder_without_a_tokenizer_json(name: str, tmp_path: Path) -> None:
     """It is converted where that is possible, and said with the remedy where it is not."""
     (tmp_path / name).write_text("{}")
     _write(tmp_path / "config.json", {"model_type": "llama"})
-    _one_line(tmp_path, "no tokenizer.json", "copy the file from the model's source", "save_pretrained(")
+    assert_one_line_error(tmp_path, "no tokenizer.json", "copy the file from the model's source", "save_pretrained(")

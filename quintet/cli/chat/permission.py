@@ -65,8 +65,8 @@ class Toolbox:
             self._say(f"(cannot ask for permission without a terminal; --allow-tool {name} lets it run)")
             return False
         while True:
-            said = self._ask(_QUESTION).strip().lower()
-            if said in ("a", "always"):
+            answer = self._ask(_QUESTION).strip().lower()
+            if answer in ("a", "always"):
                 self._allowed.add(name)
-            if said in ("a", "always", "y", "yes", "n", "no", ""):
-                return said[:1] in ("a", "y")
+            if answer in ("a", "always", "y", "yes", "n", "no", ""):
+                return answer[:1] in ("a", "y")

@@ -41,11 +41,11 @@ class ProgramTool:
         missing = [each for each in self.parameters.get("required", ()) if each not in arguments]
         if missing:
             raise ValueError(f"{', '.join(missing)} must be given")
-        with tempfile.TemporaryFile() as said:
-            said.write(json.dumps(arguments, ensure_ascii=False).encode())
-            said.seek(0)
+        with tempfile.TemporaryFile() as output:
+            output.write(json.dumps(arguments, ensure_ascii=False).encode())
+            output.seek(0)
             with subprocess.Popen(
-                self.command_line(arguments), stdin=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                self.command_line(arguments), stdin=output, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True,
             ) as process:  # fmt: skip
                 return self._watch(process)

@@ -41,13 +41,13 @@ def read(file: str, field: str) -> Iterator[TextLine]:
         source: IO[bytes] = sys.stdin.buffer if file == STDIN else stack.enter_context(open(file, "rb"))
         as_json = file.endswith((".jsonl", ".ndjson"))
         for number, raw in enumerate(source, 1):
-            said = engine.decode_utf8(raw, f"{name}, line {number}").rstrip("\r\n")
-            if not said.strip():
+            line = engine.decode_utf8(raw, f"{name}, line {number}").rstrip("\r\n")
+            if not line.strip():
                 continue
-            if as_json or (file == STDIN and said.lstrip()[:1] in ('"', "{")):
-                yield _line(said, field, f"{name}, line {number}", number)
+            if as_json or (file == STDIN and line.lstrip()[:1] in ('"', "{")):
+                yield _line(line, field, f"{name}, line {number}", number)
             else:
-                yield TextLine(said, number, {})
+                yield TextLine(line, number, {})
 
 
 def need_file(file: str | None) -> None:
@@ -56,9 +56,9 @@ def need_file(file: str | None) -> None:
         raise ValueError(f"there is no file {file!r}; give the path of one, or - for standard input")
 
 
-def _line(said: str, field: str, name: str, number: int) -> TextLine:
+def _line(line: str, field: str, name: str, number: int) -> TextLine:
     try:
-        value = json.loads(said)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{name} is not JSON: {error}; correct it, or name the file .txt for a text on each line"

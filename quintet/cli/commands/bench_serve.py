@@ -265,9 +265,9 @@ async def _trace(connections: "HttpClient", server: target.ServerTarget, path: s
 
     answer = await connections.request("POST", path, b"{}")
     if answer.status != 200:
-        said = errors.error_message(answer.body)
+        message = errors.error_message(answer.body)
         raise ValueError(
-            f"{server.display_name} answered {answer.status} to {path}: {said}; run it with --profiler-config"
+            f"{server.display_name} answered {answer.status} to {path}: {message}; run it with --profiler-config"
         )
     return answer.body
 

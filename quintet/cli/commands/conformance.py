@@ -187,5 +187,5 @@ def _listing() -> str:
     width = max(map(len, CLAUSES))
     lines = []
     for section in kit.section_names():
-        lines += [section, *(f"  {c:{width}}  {said}" for c, said in CLAUSES.items() if c.split(".")[0] == section)]
+        lines += [section, *(f"  {c:{width}}  {text}" for c, text in CLAUSES.items() if c.split(".")[0] == section)]
     return "\n".join(lines)

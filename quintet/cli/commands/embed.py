@@ -115,8 +115,8 @@ def _open_output(arguments: argparse.Namespace) -> Iterator[_Write]:
 
 
 def _write_json_line(file: IO[str], line: TextLine, vector: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
-    told = {**(line.other_fields or {"text": line.text}), "embedding": vector.tolist()}
-    file.write(json.dumps(told, ensure_ascii=False) + "\n")
+    record = {**(line.other_fields or {"text": line.text}), "embedding": vector.tolist()}
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 @contextlib.contextmanager

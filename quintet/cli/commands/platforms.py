@@ -58,8 +58,8 @@ def _features(as_json: bool) -> int:
         return 0
     spoken = [name for name, each in known.items() if each.support]
     for name, each in known.items():
-        said = features.counts(row[name] for row in rows.values()) if each.support else "unverified"
-        print(f"{name}: {said}; {each.origin}")
+        status = features.counts(row[name] for row in rows.values()) if each.support else "unverified"
+        print(f"{name}: {status}; {each.origin}")
     if spoken:
         states = [(feature, *(row[name].state.value for name in spoken)) for feature, row in rows.items()]
         print("\n" + table(("feature", *spoken), states))

@@ -63,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(file: IO[str], found: list[tuple[float, TextLine]]) -> None:
     for score, line in found:
-        told: dict[str, Any] = {"score": score, "line": line.number, **(line.other_fields or {"text": line.text})}
-        file.write(json.dumps(told, ensure_ascii=False) + "\n")
+        record: dict[str, Any] = {"score": score, "line": line.number, **(line.other_fields or {"text": line.text})}
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")

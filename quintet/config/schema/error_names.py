@@ -34,8 +34,8 @@ class Spelling(NamedTuple):
         return f"{self.word} {_as_shell_word(value)}"
 
 
-def _is_quoted(text: str, said: str) -> bool:
-    return repr(text) in said or ("/" in text[:-1] and text in said and not said.startswith(text))
+def _is_quoted(text: str, message: str) -> bool:
+    return repr(text) in message or ("/" in text[:-1] and text in message and not message.startswith(text))
 
 
 def _as_json(value: str) -> str:
@@ -74,17 +74,17 @@ class NameTranslation:
             value = groups["value"] or groups["plain_value"]
             return spelling.word if value is None else spelling.with_value(value)
 
-        said = self._pattern().sub(reworded, message)
-        said = said if files else self._add_flag_name(said)
-        said = re.sub(r"^(argument (?:\S+/)?(\S+?)(?:/\S+)?: )\2 ", r"\1", said)  # argparse has named it already
-        return "".join(f"{file}: " for file in files if file not in said) + said
+        text = self._pattern().sub(reworded, message)
+        text = text if files else self._add_flag_name(text)
+        text = re.sub(r"^(argument (?:\S+/)?(\S+?)(?:/\S+)?: )\2 ", r"\1", text)  # argparse has named it already
+        return "".join(f"{file}: " for file in files if file not in text) + text
 
-    def _add_flag_name(self, said: str) -> str:
+    def _add_flag_name(self, message: str) -> str:
         """Puts the flag in front of a message that quotes the flag's text without its name."""
-        if any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", said) for word in self.texts):
-            return said
-        owners = [word for word, texts in self.texts.items() if any(_is_quoted(each, said) for each in texts)]
-        return f"{', '.join(owners)}: {said}" if owners else said
+        if any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", message) for word in self.texts):
+            return message
+        owners = [word for word, texts in self.texts.items() if any(_is_quoted(each, message) for each in texts)]
+        return f"{', '.join(owners)}: {message}" if owners else message
 
     def with_more(self, spelled: Mapping[str, Spelling], texts: Mapping[str, Sequence[str]]) -> "NameTranslation":
         """Returns this wording with more spellings; for a setting in both, the new one counts."""

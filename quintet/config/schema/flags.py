@@ -204,9 +204,9 @@ def _add_nested(target: Any, cls: type, each: Field[Any]) -> None:
     """`--x-config JSON`, and a flag for each entry, `--x-config.entry`: one line of help names them all."""
     names, dest, holds = flags_of(each), _dest(cls, each.name), each.metadata["nested"]
     entries = dataclasses.fields(holds)
-    said = f"{each.metadata['help']}; each entry has a flag: .{', .'.join(entry.name for entry in entries)}"
+    help_text = f"{each.metadata['help']}; each entry has a flag: .{', .'.join(entry.name for entry in entries)}"
     unset: dict[str, Any] = {"default": argparse.SUPPRESS}
-    target.add_argument(*names, type=_read(holds.entries), metavar="JSON", dest=dest, help=said, **unset)
+    target.add_argument(*names, type=_read(holds.entries), metavar="JSON", dest=dest, help=help_text, **unset)
     for entry in entries:
         # a switch may stand alone, or bring its word
         alone = {"nargs": "?", "const": True} if isinstance(entry.default, bool) else {}

@@ -12,11 +12,11 @@ def find_typed_flags(
 ) -> dict[str, str]:
     """Destination -> the flag as it was typed; `words` are the `raw` ones in the form that the parser knows."""
     found: dict[str, str] = {}
-    for said, word in zip(raw, words, strict=True):
-        flag = said.split("=")[0]
+    for typed, word in zip(raw, words, strict=True):
+        flag = typed.split("=")[0]
         action = actions.get(word.split("=")[0])
         if action is None and word[:1] == "-" and word[1:2] != "-":  # a value may stick to a short flag: -O3
-            flag, action = said[:2], actions.get(word[:2])
+            flag, action = typed[:2], actions.get(word[:2])
         if action is not None:
             found[action.dest] = flag
         if word == "--":
@@ -25,15 +25,15 @@ def find_typed_flags(
 
 
 def name_translation(
-    actions: Mapping[str, argparse.Action], said: Mapping[str, str], given: argparse.Namespace | None = None
+    actions: Mapping[str, argparse.Action], typed: Mapping[str, str], given: argparse.Namespace | None = None
 ) -> NameTranslation:
     """Returns the wording of a command's flags; a flag that was not typed has its first long name."""
     spelled: dict[str, Spelling] = {}
     for action in actions.values():
         _, dot, name = action.dest.partition(".")  # the dataclass, and its field or an entry of one
-        if dot and (name not in spelled or action.dest in said):
-            spelled[name] = _spelling(action, said)
-    values = {flag: getattr(given, dest, None) for dest, flag in said.items()}
+        if dot and (name not in spelled or action.dest in typed):
+            spelled[name] = _spelling(action, typed)
+    values = {flag: getattr(given, dest, None) for dest, flag in typed.items()}
     return NameTranslation(spelled, {flag: strings_in(value) for flag, value in values.items()})
 
 
@@ -43,16 +43,16 @@ def strings_in(value: Any) -> tuple[str, ...]:
     return tuple(each for each in several if isinstance(each, str))
 
 
-def _spelling(action: argparse.Action, said: Mapping[str, str]) -> Spelling:
+def _spelling(action: argparse.Action, typed: Mapping[str, str]) -> Spelling:
     plain = next(flag for flag in (*action.option_strings, *action.option_strings[:1]) if flag.startswith("--"))
     switch = isinstance(action, argparse.BooleanOptionalAction)
-    flag = as_typed(said, action.dest, plain)
+    flag = as_typed(typed, action.dest, plain)
     return Spelling(flag.replace("--no-", "--", 1) if switch else flag, switch=switch)
 
 
-def as_typed(said: Mapping[str, str], dest: str, plain: str) -> str:
+def as_typed(typed: Mapping[str, str], dest: str, plain: str) -> str:
     """The flag for a destination; `plain` if it was not typed."""
     owner, _, entry = dest.rpartition(".")
-    if dest not in said and owner in said:  # within the JSON of a flag that was typed
-        return f"{said[owner]}.{entry}"
-    return said.get(dest, plain)
+    if dest not in typed and owner in typed:  # within the JSON of a flag that was typed
+        return f"{typed[owner]}.{entry}"
+    return typed.get(dest, plain)

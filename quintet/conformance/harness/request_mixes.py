@@ -40,10 +40,10 @@ def _run(session: AttentionSession, until: dict[int, int], wants: dict[int, torc
         firsts = {row: session.cached(row) for row in chunks}
         for row, got in session.run(chunks).items():
             first = firsts[row]
-            said = f"{describe_spec(session.spec)}, {what}, request {row} from token {first} on"
-            require(got.dtype == session.spec.dtype, f"{said}: the results are {got.dtype}")
+            where = f"{describe_spec(session.spec)}, {what}, request {row} from token {first} on"
+            require(got.dtype == session.spec.dtype, f"{where}: the results are {got.dtype}")
             require_close(
-                said, got, wants[row][first : first + len(got)].float(), LARGE if session.spec.scale > 1 else 0
+                where, got, wants[row][first : first + len(got)].float(), LARGE if session.spec.scale > 1 else 0
             )
 
 

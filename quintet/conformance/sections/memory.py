@@ -139,14 +139,19 @@ def _refused(subject: Subject, layouts: list[Layout], pages: int) -> None:
     try:
         device.allocate(layouts, pages)
     except MemoryError as error:
-        said = str(error)
+        message = str(error)
     else:
         raise ContractViolation(
             f"a cache of {need} bytes was allocated, and {before.free} bytes are free; raise MemoryError"
         )
     known = {field.name for field in fields(EngineConfig)}
-    require(len(re.findall(r"\d[\d.]*", said)) >= 2, f"MemoryError is to say what is needed and what is free: {said!r}")
-    require(bool(known & set(re.findall(r"\w+", said))), f"MemoryError is to say which setting to lower: {said!r}")
+    require(
+        len(re.findall(r"\d[\d.]*", message)) >= 2,
+        f"MemoryError is to say what is needed and what is free: {message!r}",
+    )
+    require(
+        bool(known & set(re.findall(r"\w+", message))), f"MemoryError is to say which setting to lower: {message!r}"
+    )
     layout = _layouts(subject)[0]
     require(len(device.allocate([layout], 4)) == 1, "after a refusal, a small cache is there")
     array = np.arange(100, dtype=np.int32)

@@ -186,10 +186,10 @@ def _compare(
     there: Subject, name: str, what: str, dtype: torch.dtype, gots: tuple[Tensor, ...], wants: tuple[Tensor, ...]
 ) -> None:
     types = TYPES.get(name, (dtype,) * len(wants))
-    said = f"{name} by {there.ops.choice(name).provider} in {dtype_name(dtype)}, {what}"
-    require(len(gots) == len(wants), f"{said}: {len(gots)} results, {len(wants)} are wanted")
+    where = f"{name} by {there.ops.choice(name).provider} in {dtype_name(dtype)}, {what}"
+    require(len(gots) == len(wants), f"{where}: {len(gots)} results, {len(wants)} are wanted")
     for i, (got, want, expected) in enumerate(zip(gots, wants, types, strict=True)):
-        result = f"{said}, result {i + 1}" if len(wants) > 1 else said
+        result = f"{where}, result {i + 1}" if len(wants) > 1 else where
         require(
             got.dtype == expected, f"{result}: the type is {dtype_name(got.dtype)}, {dtype_name(expected)} is wanted"
         )
@@ -203,9 +203,9 @@ def _rows_unchanged(subject: Subject, name: str, dtype: torch.dtype) -> None:
     poisoned = [(f"{what}, {poison} in row {POISONED}", _poisoned(name, args, poison)) for poison in POISONS]
     clean = _wanted(name, args)
     kept = args[0] != POISONED if name == "embedding" else torch.arange(args[0].shape[0]) != POISONED
-    for (said, _), gots in zip(poisoned, _tried(there, name, poisoned), strict=True):
+    for (label, _), gots in zip(poisoned, _tried(there, name, poisoned), strict=True):
         rows = tuple(got[kept] for got in gots)
-        _compare(there, name, said, dtype, rows, tuple(want[kept] for want in clean))
+        _compare(there, name, label, dtype, rows, tuple(want[kept] for want in clean))
 
 
 def _poisoned(name: str, args: tuple[Any, ...], value: float) -> tuple[Any, ...]:

@@ -376,9 +376,9 @@ def _asleep_step(state: State, batch: Batch) -> tuple[Outputs, State]:
 
 def _kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:
     """KV heads of each of the first `count` tensors of the state; None where layers have none, or differ."""
-    said: list[set[int | None]] = [set() for _ in range(count)]
+    owners: list[set[int | None]] = [set() for _ in range(count)]
     for mixing in mixings:
         for place in mixing.tensor_indices:
             if place < count:
-                said[place].add(mixing.kv_heads)
-    return tuple(each.pop() if len(each) == 1 else None for each in said)
+                owners[place].add(mixing.kv_heads)
+    return tuple(each.pop() if len(each) == 1 else None for each in owners)

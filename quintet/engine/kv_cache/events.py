@@ -127,12 +127,12 @@ class KVEventLog(StepHook):
 def make_event_log(config: KVEventsConfig, page_size: int, engine: int) -> KVEventLog:
     """Returns the journal of a data-parallel engine; addresses count up with the engine's number, as vLLM's do."""
     replay = config.replay_endpoint
-    told = replace(
+    event = replace(
         config,
         endpoint=_engine_endpoint(config.endpoint, engine),
         replay_endpoint=None if replay is None else _engine_endpoint(replay, engine),
     )
-    return KVEventLog(Publisher(told), page_size, config.layout)
+    return KVEventLog(Publisher(event), page_size, config.layout)
 
 
 def _engine_endpoint(endpoint: str, engine: int) -> str:

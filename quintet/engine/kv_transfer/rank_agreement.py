@@ -82,17 +82,17 @@ class RankAgreement:
         bits = ([load.pack(load.rows) for load in self._loads], [load.pack(load.failed) for load in self._loads])
         known = [load.num_known for load in self._loads]
         note = _encode(RankReport([_pack_bits(each) for each in asked.values()], *bits, known, why))
-        said = [_decode(each) for each in self._exchange(note)]
+        notes = [_decode(each) for each in self._exchange(note)]
         named = next(
-            (f"rank {rank} of {len(said)}: {each.reason}" for rank, each in enumerate(said) if each.reason), ""
+            (f"rank {rank} of {len(notes)}: {each.reason}" for rank, each in enumerate(notes) if each.reason), ""
         )
         for at, load in enumerate(self._loads):
-            came = [_unpack_bits(each.arrived[at], load.count) for each in said]
-            failed = [_unpack_bits(each.failed[at], load.count) for each in said]
-            load.lead = load.num_known - min(each.num_known[at] for each in said)
+            came = [_unpack_bits(each.arrived[at], load.count) for each in notes]
+            failed = [_unpack_bits(each.failed[at], load.count) for each in notes]
+            load.lead = load.num_known - min(each.num_known[at] for each in notes)
             load.apply_reports(np.logical_and.reduce(came), np.logical_or.reduce(failed), named)
         return {
-            request: np.logical_and.reduce([_unpack_bits(each.found[at], len(lie)) for each in said]).tolist()
+            request: np.logical_and.reduce([_unpack_bits(each.found[at], len(lie)) for each in notes]).tolist()
             for at, (request, lie) in enumerate(asked.items())
         }
 
@@ -178,5 +178,5 @@ def _pack_bits(bits: Sequence[bool]) -> bytes:
     return np.packbits(np.array(bits, np.bool_)).tobytes()
 
 
-def _unpack_bits(said: bytes, count: int) -> Bits:
-    return np.unpackbits(np.frombuffer(said, np.uint8), count=count).astype(np.bool_)
+def _unpack_bits(packed: bytes, count: int) -> Bits:
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).astype(np.bool_)

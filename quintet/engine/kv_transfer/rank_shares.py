@@ -45,8 +45,8 @@ class RankShares:
                 f"kv_transfer_config.engine_id={transfer.engine!r}: where ranks are processes it has at most "
                 f"{MAX_NAME} characters; give a shorter one"
             )
-        told = self._channel.exchange(msgspec.msgpack.encode((transfer.engine, secrets.token_bytes(32))))[0]
-        transfer.engine, secret = msgspec.msgpack.decode(told, type=tuple[str, bytes])
+        names = self._channel.exchange(msgspec.msgpack.encode((transfer.engine, secrets.token_bytes(32))))[0]
+        transfer.engine, secret = msgspec.msgpack.decode(names, type=tuple[str, bytes])
         numbers = iter(range(2**63))
         transfer.make_lease_name = lambda: hashlib.blake2b(
             next(numbers).to_bytes(8, "little"), digest_size=16, key=secret, person=b"quintet-loans"
@@ -57,9 +57,9 @@ class RankShares:
         model. here: at sockets of this machine."""
         transfer.stage_size, transfer.stages = self._place.stage_size, self._place.stages
         if self._channel is not None:
-            said = self._channel.exchange(msgspec.msgpack.encode((transfer.host, transfer.port)))
-            told = [msgspec.msgpack.decode(each, type=tuple[str, int]) for each in said]
-            transfer.ports, hosts = tuple(port for _, port in told), tuple(host for host, _ in told)
+            frames = self._channel.exchange(msgspec.msgpack.encode((transfer.host, transfer.port)))
+            addresses = [msgspec.msgpack.decode(each, type=tuple[str, int]) for each in frames]
+            transfer.ports, hosts = tuple(port for _, port in addresses), tuple(host for host, _ in addresses)
             transfer.hosts = hosts if len(set(hosts)) > 1 and not here else ()
 
     def socket_name(self, engine: str, process: int) -> str:

@@ -34,8 +34,8 @@ def write_trace(path: Path, events: Sequence[TraceEvent], facts: Mapping[str, An
                 size += file.write(_line(_complete_event(event, pid, track, base)))
                 written += 1
             lines = [_line(each)[:-2] for each in _name_events(tracks, pid)]
-            told = {**facts, "baseTimeNanoseconds": base, "events left out": len(events) - written}
-            file.write(b",\n".join(lines) + b'\n], "otherData": ' + json.dumps(told).encode() + b"}\n")
+            metadata = {**facts, "baseTimeNanoseconds": base, "events left out": len(events) - written}
+            file.write(b",\n".join(lines) + b'\n], "otherData": ' + json.dumps(metadata).encode() + b"}\n")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -42,13 +42,13 @@ def describe_experts(config: EngineConfig, model: nn.Module) -> list[str]:
     found = moe_layers_of(model)
     if not found:
         return ["enable_expert_parallel: nothing changes, for one rank has all experts (tensor_parallel_size=1)"]
-    said = {
+    lines = {
         (dealt.experts, "; ".join(f"rank {rank}: {format_expert_ids(own)}" for rank, own in enumerate(dealt.placement)))
         for dealt in (each.rank_experts for _, each in found)
         if dealt is not None
     }
     how = config.expert_placement_strategy + (", moved by load" if config.enable_eplb else "")
-    reasons = [f"{count} experts of a layer, whole on their ranks ({how}): {where}" for count, where in sorted(said)]
+    reasons = [f"{count} experts of a layer, whole on their ranks ({how}): {where}" for count, where in sorted(lines)]
     engines = f"; each of {config.data_parallel_size} engines has all experts" if config.data_parallel_size > 1 else ""
     return [
         *reasons,

@@ -54,25 +54,25 @@ def with_launcher_values(config: EngineConfig) -> EngineConfig:
 
 def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEnvironment:
     """Returns the launcher's values; ValueError says which variable is missing, or wrong."""
-    said = read_environment() if environ is None else read_environment(environ)
-    numbers = {"RANK": said.rank, "WORLD_SIZE": said.world_size, "MASTER_PORT": said.master_port}
-    missing = [name for name, value in {**numbers, "MASTER_ADDR": said.master_addr}.items() if value is None]
-    if missing or said.master_addr is None:
+    environment = read_environment() if environ is None else read_environment(environ)
+    numbers = {"RANK": environment.rank, "WORLD_SIZE": environment.world_size, "MASTER_PORT": environment.master_port}
+    missing = [name for name, value in {**numbers, "MASTER_ADDR": environment.master_addr}.items() if value is None]
+    if missing or environment.master_addr is None:
         raise ValueError(
             f"distributed_executor_backend={EXTERNAL!r}: the environment says no {', '.join(missing)}; start the "
             "script by torchrun --nproc-per-node N script.py"
         )
     whole = {name: _number(name, value) for name, value in numbers.items()}
     rank, size = whole["RANK"], whole["WORLD_SIZE"]
-    here = size if said.local_world_size is None else _number("LOCAL_WORLD_SIZE", said.local_world_size)
+    here = size if environment.local_world_size is None else _number("LOCAL_WORLD_SIZE", environment.local_world_size)
     if not (0 <= rank < size and 0 < here <= size and size % here == 0):
         raise ValueError(
             f"distributed_executor_backend={EXTERNAL!r}: rank {rank} of {size}, {here} on each (RANK, WORLD_SIZE"
             ", LOCAL_WORLD_SIZE) do not fit; start as many on each machine"
         )
-    store = said.agent_store == "True"
+    store = environment.agent_store == "True"
     return LauncherEnvironment(
-        rank, size, here, said.master_addr, whole["MASTER_PORT"], store, said.restart_count or "0"
+        rank, size, here, environment.master_addr, whole["MASTER_PORT"], store, environment.restart_count or "0"
     )
 
 

@@ -132,14 +132,14 @@ def run_on_all_ranks(channel: Channel, work: Callable[[], T]) -> T:
     try:
         result = work()
     except RECOVERABLE as error:
-        said = channel.exchange(f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
-        if all(said):
+        errors = channel.exchange(f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
+        if all(errors):
             raise
     else:
-        said = channel.exchange(b"")
-        if not any(said):
+        errors = channel.exchange(b"")
+        if not any(errors):
             return result
-    rank = next(rank for rank, each in enumerate(said) if each)
-    why = f"rank {rank} of {len(said)} failed, and not all did: {said[rank].decode(errors='ignore')}"
+    rank = next(rank for rank, each in enumerate(errors) if each)
+    why = f"rank {rank} of {len(errors)} failed, and not all did: {errors[rank].decode(errors='ignore')}"
     channel.abort(why)
     raise DeviceLost(why)

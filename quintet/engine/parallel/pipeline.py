@@ -52,9 +52,9 @@ def encode_result(result: StepResult) -> bytes:
     return _encode([result.token_ids, sample, verify, result.logprobs, scored, failed, pooled])
 
 
-def decode_result(said: bytes, requests: Iterable[Request]) -> StepResult:
+def decode_result(frame: bytes, requests: Iterable[Request]) -> StepResult:
     """Returns the result of a step of these requests."""
-    drawn, by_order = _decode(said), {request.order: request for request in requests}
+    drawn, by_order = _decode(frame), {request.order: request for request in requests}
     rows = OutputRows(
         [by_order[each] for each in drawn.sample], [(by_order[each], after) for each, after in drawn.verify]
     )
@@ -155,11 +155,11 @@ class PipelineRunner(StepRunner):
             notes, drawn = self._pipe.collect()
         except DeviceLost as error:
             return error
-        said = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
-        ranks = len(said) // self._pipe.stages
-        alike = {token_ids for _, token_ids, _ in said[-ranks:]}
+        proposals = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
+        ranks = len(proposals) // self._pipe.stages
+        alike = {token_ids for _, token_ids, _ in proposals[-ranks:]}
         own = part.error or StepResult(OutputRows([]), [], None, {}, {})
-        mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in said]
+        mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in proposals]
         result = reconcile(mixed, own, self._num_collected)
         if isinstance(result, DeviceLost):
             channel = self._ranks.channel

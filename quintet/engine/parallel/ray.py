@@ -21,6 +21,7 @@ from quintet.interface.types import RankInfo
 logger = logging.getLogger(__name__)
 
 BACKEND = "ray"
+ACTOR = "quintet.engine.parallel.ray_actor"  # module of the ranks' processes, as follower is of children
 PLACEMENT_SECONDS = 120.0  # seconds for the cluster to have room: an autoscaler may start a machine
 _POLL_SECONDS = 1.0  # seconds between two looks at the actors
 _GRACE = 5.0  # seconds that they have to end
@@ -54,13 +55,13 @@ def connect_or_start(ray: Any) -> None:
 
 def cluster_address() -> str | None:
     """Returns the address of a cluster that answers; None: there is none."""
-    said = read_environment().ray_address
+    configured = read_environment().ray_address
     try:
         address = importlib.import_module("ray._private.services").canonicalize_bootstrap_address(None)
     except ConnectionError:  # "auto", and none was ever begun
         address = None
     if address is None:
-        if said == "auto":
+        if configured == "auto":
             raise ValueError("RAY_ADDRESS is auto, and no Ray cluster runs here; ray start --head begins one")
         return None
     host, _, port = str(address).rpartition(":")
@@ -68,7 +69,7 @@ def cluster_address() -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        if said not in (None, "", "auto"):
+        if configured not in (None, "", "auto"):
             raise ValueError(
                 f"no Ray cluster answers at {address}, which RAY_ADDRESS says ({why}); start it, or leave RAY_ADDRESS "
                 "out, and one of this machine is begun"
@@ -129,7 +130,7 @@ class RankActors:
     def _start(self, fields: dict[str, Any], bundle: dict[str, float]) -> None:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         beside = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-        made = self._ray.remote(RankActor)
+        made = self._ray.remote(importlib.import_module(ACTOR).RankActor)
         for rank in range(1, self.size):
             where = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank - 1)
             options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": beside}
@@ -189,12 +190,12 @@ class RankActors:
             code, why = self._ray.get(run)
             return False, why or f"it exited with code {code}"
         except self._ray.exceptions.ActorDiedError as error:
-            said = dict(
+            details = dict(
                 line.strip().split(": ", 1)
                 for line in str(error).splitlines()
                 if line.startswith("\t") and ": " in line
             )
-            return True, f"its actor died (process {said.get('pid', 'unknown')} on {said.get('ip', 'unknown')})"
+            return True, f"its actor died (process {details.get('pid', 'unknown')} on {details.get('ip', 'unknown')})"
         except self._ray.exceptions.RayError as error:
             return True, f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
@@ -206,15 +207,3 @@ def _watch(actors: "weakref.ref[RankActors]", runs: list[Any]) -> None:
             return
         del mine
         time.sleep(_POLL_SECONDS / 10)
-
-
-class RankActor:
-    """Process of one rank, as Ray starts it."""
-
-    def follow(self, fields: dict[str, Any], place: tuple[int, int, str], threads: int) -> tuple[int, str]:
-        """Runs the rank until rank 0 is gone -> the exit code of a process in its place, and why it ends."""
-        torch.set_num_threads(threads)
-        from quintet.engine.parallel.follower import follow
-
-        said: list[str] = []
-        return follow(EngineConfig(**fields), RankInfo(*place), said.append), "; ".join(said)

@@ -199,16 +199,16 @@ def describe_ranks(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup
 def describe_stages(counts: Sequence[int]) -> list[str]:
     """Returns the layers of each stage, and what it has beside them, in words."""
     firsts = [sum(counts[:place]) for place in range(len(counts))]
-    told = [f"layers {first} to {first + count - 1}" for first, count in zip(firsts, counts, strict=True)]
-    told[0], told[-1] = f"embeddings and {told[0]}", f"{told[-1]} and the head"
-    return told
+    stages = [f"layers {first} to {first + count - 1}" for first, count in zip(firsts, counts, strict=True)]
+    stages[0], stages[-1] = f"embeddings and {stages[0]}", f"{stages[-1]} and the head"
+    return stages
 
 
 def smallest_plan(plan: MemoryPlan, channel: Channel) -> MemoryPlan:
     """Returns the plan with the fewest pages and slots of all ranks, where each knows its own."""
     mine = plan.num_pages, plan.max_model_len, plan.budget_share, plan.num_slots
     notes = channel.exchange(msgspec.msgpack.encode(mine))
-    said = [msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes]
-    pages, slots = min(each[0] for each in said), min(each[3] for each in said)  # stages have states, or pages
-    length, each = min((each[1], each[2]) for each in said)
+    plans = [msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes]
+    pages, slots = min(each[0] for each in plans), min(each[3] for each in plans)  # stages have states, or pages
+    length, each = min((each[1], each[2]) for each in plans)
     return replace(plan, num_pages=pages, max_model_len=length, budget_share=each, num_slots=slots)

@@ -42,18 +42,18 @@ class StepAgreement:
         return lost
 
 
-def reconcile(said: Sequence[StepEnd], result: StepResult | Exception, step: int) -> StepResult | Exception:
+def reconcile(ends: Sequence[StepEnd], result: StepResult | Exception, step: int) -> StepResult | Exception:
     """Returns how the step ended, by the reports of all ranks: the result, if none has failed and all planned alike."""
-    errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
-    if not errors and len({each for each, _ in said}) == 1:
+    errors = [(rank, each) for rank, (_, each) in enumerate(ends) if each]
+    if not errors and len({each for each, _ in ends}) == 1:
         return result
     if not errors:
-        plans = ", ".join(f"{each:08x}" for each, _ in said)
+        plans = ", ".join(f"{each:08x}" for each, _ in ends)
         return DeviceLost(f"the ranks' step {step} differs ({plans}): they are no longer one model")
-    if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
+    if isinstance(result, Exception) and len(errors) == len(ends) and len({each for _, each in errors}) == 1:
         return result  # as on one rank
     rank, why = next((each for each in errors if not each[1].startswith(_LEFT_ERRORS)), errors[0])
-    return RankFailed(f"rank {rank} of {len(said)}: {why}")
+    return RankFailed(f"rank {rank} of {len(ends)}: {why}")
 
 
 def digest(plan: StepPlan, result: StepResult | Exception | None = None) -> int:

@@ -105,10 +105,10 @@ def _logit_transforms(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[b
     """Returns what Pooler does with the logits: its arguments softmax and regression."""
     problem = getattr(hf_config, "problem_type", None)
     beside = getattr(hf_config, "sentence_transformers", None) or {}
-    said = getattr(hf_config, _ACTIVATION_KEYS[0], None) or (
+    activation = getattr(hf_config, _ACTIVATION_KEYS[0], None) or (
         beside.get("activation_fn") if isinstance(beside, dict) else None
     )
-    identity = isinstance(said, str) and said.endswith("Identity")
+    identity = isinstance(activation, str) and activation.endswith("Identity")
     plain = problem == "regression" or identity or (pooling.convert == "reward" and outputs == 1)
     softmax = outputs > 1 and problem != "multi_label_classification"
     return softmax, plain

@@ -166,8 +166,8 @@ def read_tensor(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[i
 
 def read_dense(folder: Path) -> PoolingLinear:
     """A Dense module of Sentence Transformers, of its folder."""
-    said = read_object(folder / "config.json")
-    activation = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    config = read_object(folder / "config.json")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
     if activation not in ACTIVATIONS:
         raise ValueError(f"{folder}: activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are computed here")
     files = WeightFiles(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")

@@ -160,9 +160,9 @@ class Penalties(LogitEdit):
         return bool(self._rows)
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
-        said = [self._seen[r].before_position(positions[row]) for row, r in self._rows]
-        ids, counts = (np.concatenate(columns) for columns in zip(*said, strict=True))
-        rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [len(ids) for ids, _ in said])
+        histories = [self._seen[r].before_position(positions[row]) for row, r in self._rows]
+        ids, counts = (np.concatenate(columns) for columns in zip(*histories, strict=True))
+        rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [len(ids) for ids, _ in histories])
         for places in self.upload(rows, ids, counts):
             logits = self.ops.penalize(logits, *places, self._penalties)
         return logits

@@ -200,9 +200,9 @@ class Sampler:
         """Runs every op on logits of this shape in every way that requests can ask for; nothing is compiled after."""
         if not self._sizes:
             return
-        nobody = np.zeros(logits.shape[0], np.int32)
+        no_draft = np.zeros(logits.shape[0], np.int32)
         for num in self._sizes:
-            self.device.to_host(self.prompt_logprobs(logits, nobody, nobody, num).ranks)()
+            self.device.to_host(self.prompt_logprobs(logits, no_draft, no_draft, num).ranks)()
         for example in _warm_up_requests(self._sizes):
             self.device.to_host(self(logits, [example]).token_ids)()
         self._follow([], 0)

@@ -49,8 +49,8 @@ class OnlineQuantization:
         """Returns the format for this module of the checkpoint."""
         if any(matches_module(each, module) for each in self.ignored):
             return None
-        said = [fmt for name, fmt in self.by_module if torchao.matches_entry(name, module)]
-        return said[0] if said else self.format
+        formats = [fmt for name, fmt in self.by_module if torchao.matches_entry(name, module)]
+        return formats[0] if formats else self.format
 
     def without_activation_quantization(self) -> "OnlineQuantization":
         """For a device that multiplies no floats of 8 bits."""
@@ -134,7 +134,7 @@ def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
             "quantization='torchao' quantizes by a configuration: give torchao's config_to_dict() of it as JSON, "
             "hf_overrides={'quantization_config_dict_json': ...}, or in a file, 'quantization_config_file'"
         )
-    named = [(name, None if said is None else _torchao_format(*said)) for name, said in torchao.entries(options)]
+    named = [(name, None if entry is None else _torchao_format(*entry)) for name, entry in torchao.entries(options)]
     rest = dict(named).get("_default")
     others = tuple(each for each in named if each[0] != "_default")
     return OnlineQuantization("torchao", rest, by_module=others, ignored=ignored_modules(options))
@@ -164,9 +164,9 @@ def online_options(overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if text is None:
         return whole if isinstance(whole, Mapping) else None
     try:
-        said = json.loads(text) if isinstance(text, str) else text
+        options = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
         raise ValueError(f"hf_overrides['quantization_config_dict_json'] is no JSON: {error}") from None
-    if not isinstance(said, Mapping):
+    if not isinstance(options, Mapping):
         raise ValueError("hf_overrides['quantization_config_dict_json'] is no object of torchao's config_to_dict()")
-    return {"quant_type": {"default": said}}
+    return {"quant_type": {"default": options}}

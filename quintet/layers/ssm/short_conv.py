@@ -15,8 +15,10 @@ from quintet.ops.states import ConvWeights
 
 def check_silu(config: Any, entry: str = "hidden_act") -> None:
     """ValueError if what follows a model's convolutions is another activation than the one that is computed here."""
-    if (said := getattr(config, entry)) not in ("silu", "swish"):
-        raise ValueError(f"{config.model_type} with {entry}={said!r} is not supported: silu follows its convolutions")
+    if (activation := getattr(config, entry)) not in ("silu", "swish"):
+        raise ValueError(
+            f"{config.model_type} with {entry}={activation!r} is not supported: silu follows its convolutions"
+        )
 
 
 class ShortConv(Layer):

@@ -84,6 +84,6 @@ def _spec(call: AttentionCall, build: BuildContext) -> AttentionSpec:
 
 def _ignored(theirs: Any) -> tuple[str, ...]:
     """Patterns of tensors that checkpoints may hold and the model does not keep."""
-    said = [f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    patterns = [f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()]
     tied = [re.escape(name) for name in getattr(theirs, "all_tied_weights_keys", None) or ()]
-    return (r".*rotary_emb\.inv_freq", *said, *tied)
+    return (r".*rotary_emb\.inv_freq", *patterns, *tied)

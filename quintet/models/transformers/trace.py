@@ -155,8 +155,8 @@ def _nothing(value: Any) -> bool:
 def _seen(config: Any, mask: Any, trace: ForwardTrace, more: dict[str, Any]) -> MaskPattern:
     """Positions seen, by the mask that the layer was given; without one, by its is_causal and sliding_window."""
     if mask is None:
-        said = more.get("is_causal")
-        return MaskPattern(said is None or bool(said), more.get("sliding_window"))
+        causal = more.get("is_causal")
+        return MaskPattern(causal is None or bool(causal), more.get("sliding_window"))
     made = trace.masks.get(mask.untyped_storage().data_ptr()) if isinstance(mask, Tensor) else None
     if made is None:
         raise Unsupported(config, "its layers make masks of their own")

@@ -64,9 +64,9 @@ from quintet.platforms.cpu.ops import quantized, quantized_moe
 from quintet.platforms.cpu.ops import quantized_embedding as quantized_rows
 from quintet.platforms.cpu.ops.quantized_moe import packer_of
 from quintet.platforms.cpu.ops.torch_attention import SPLIT
-from quintet.platforms.cpu.pipeline import rank_lost_as_device_lost
 from quintet.platforms.cpu.profiling import DESCRIPTION, TorchCalls
 from quintet.platforms.cpu.shared_memory import INPROC, SharedFiles, SharedMemory, connect_ranks
+from quintet.platforms.cpu.stage_buffers import rank_lost_as_device_lost
 from quintet.platforms.cpu.tcp_comm import TCP, RendezvousTerms, connect_over_network
 from quintet.platforms.host import host_memory, threads
 from quintet.platforms.numa import bind_to_node

@@ -15,7 +15,7 @@ from quintet.interface.platform import Channel, Communicator, SingleRank
 from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, kind_of
-from quintet.platforms.cpu.pipeline import rank_lost_as_device_lost, stage_buffers_of
+from quintet.platforms.cpu.stage_buffers import rank_lost_as_device_lost, stage_buffers_of
 from quintet.platforms.host import nameless_file
 
 SHARED, INPROC = "shared://", "inproc://"  # and the number of an open file, or a name

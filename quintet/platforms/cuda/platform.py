@@ -44,8 +44,8 @@ class CUDA(GPU):
             return config, reasons
         if isinstance(found := flashinfer.load(), str):
             raise ValueError(f"attention_backend='flashinfer' does not serve: {found}; or leave it out")
-        said = "attention_backend=flashinfer: as auto, where it comes first; layers that it does not serve are logged"
-        return config.replace(attention_backend="auto"), [*reasons, said]
+        reason = "attention_backend=flashinfer: as auto, where it comes first; layers that it does not serve are logged"
+        return config.replace(attention_backend="auto"), [*reasons, reason]
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

@@ -104,5 +104,5 @@ def _trial_failure(made: SymmetricAllReduce, rank: int, size: int) -> str:
 def _first_failure(store: Any, stage: str, rank: int, size: int, wrong: str) -> str:
     """The first rank's reason that has one: either all go on, or none."""
     store.set(f"symmetric {stage} {rank}", wrong)
-    said = [store.get(f"symmetric {stage} {other}").decode() for other in range(size)]
-    return next((f"rank {other}: {each}" for other, each in enumerate(said) if each), "")
+    reports = [store.get(f"symmetric {stage} {other}").decode() for other in range(size)]
+    return next((f"rank {other}: {each}" for other, each in enumerate(reports) if each), "")

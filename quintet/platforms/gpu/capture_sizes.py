@@ -81,8 +81,8 @@ def capture_size_warnings(config: EngineConfig) -> list[str]:
     rare = [size for size in config.capture_sizes if size not in decode and size in mixed]
     seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.max_num_batched_tokens}"
     steps = f", {tokens}" if config.capture_prompts else "; steps with prompts are not captured"
-    said = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
-    return [*said, *([f"capture_sizes {rare} are of steps with prompts alone: {seqs}"] if rare else [])]
+    warnings = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
+    return [*warnings, *([f"capture_sizes {rare} are of steps with prompts alone: {seqs}"] if rare else [])]
 
 
 def table_width(pages: int) -> int:

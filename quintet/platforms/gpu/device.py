@@ -42,12 +42,12 @@ def device_errors() -> Iterator[None]:
 def device_lost_error(error: RuntimeError) -> DeviceLost | None:
     """Returns DeviceLost for a torch or Triton error that breaks the device's context, such as an illegal access: every
     later call fails, and only a new process helps. An error with an unknown code counts as one."""
-    said = str(error).strip().partition("\n")[0] or "no reason given"
-    theirs = said.startswith(TRITON) and not any(word in said for word in PASSED)
+    message = str(error).strip().partition("\n")[0] or "no reason given"
+    theirs = message.startswith(TRITON) and not any(word in message for word in PASSED)
     ours = isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in PASSING
     if not (ours or theirs):
         return None
-    return DeviceLost(f"the device serves this process no more, start another: {said}")
+    return DeviceLost(f"the device serves this process no more, start another: {message}")
 
 
 class GPUDevice(Device):

@@ -117,11 +117,11 @@ class TorchRuntime:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps freed ones, and their events
         except RuntimeError as error:
-            said = str(error).strip().partition("\n")[0]
-            if "out of memory" not in said:
+            message = str(error).strip().partition("\n")[0]
+            if "out of memory" not in message:
                 raise
             raise MemoryError(
-                f"the driver gives no {nbytes} bytes of pinned memory on the host ({said}); free some of the host's "
+                f"the driver gives no {nbytes} bytes of pinned memory on the host ({message}); free some of the host's "
                 "memory, or raise the limit of what may be locked (ulimit -l; of a container --ulimit memlock=-1)"
             ) from error
 

@@ -136,7 +136,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 def refusals(spec: AttentionSpec) -> list[str]:
     """Everything about the layer that its attention lacks."""
-    said = {
+    reasons = {
         f"queries in {spec.dtype}": spec.dtype not in HALVES,
         f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
         "slopes (ALiBi)": spec.alibi is not None,
@@ -146,7 +146,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
         "layers that are not causal": not spec.causal,
         f"layers of {spec.source!r} attention": spec.source != "self",
     }
-    return [name for name, lacking in said.items() if lacking]
+    return [name for name, lacking in reasons.items() if lacking]
 
 
 def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:

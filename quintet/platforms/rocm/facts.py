@@ -111,7 +111,7 @@ def _of_packages(machine: RocmMachine) -> list[Unavailable]:
 def _of_archs(ours: Sequence[RocmCard]) -> list[Unavailable]:
     unknown = dict.fromkeys(f"{card.name} is {card.arch}" for card in ours if card.arch not in FP8)
     known, hide = ", ".join(FP8), "hide it with ROCR_VISIBLE_DEVICES, or use another device"
-    return [Unavailable(f"{said}, and kernels are compiled for {known}", hide) for said in unknown]
+    return [Unavailable(f"{reason}, and kernels are compiled for {known}", hide) for reason in unknown]
 
 
 def _cards(machine: RocmMachine) -> list[RocmCard]:
@@ -119,16 +119,16 @@ def _cards(machine: RocmMachine) -> list[RocmCard]:
     nodes = (machine.sys / "class" / "kfd" / "kfd" / "topology" / "nodes").glob("*/properties")
     found = []
     for path in sorted(nodes, key=lambda path: int(path.parent.name)):
-        said = _properties(path)
-        version = int(said.get("gfx_target_version", 0))
-        if not version or not int(said.get("simd_count", 0)):
+        properties = _properties(path)
+        version = int(properties.get("gfx_target_version", 0))
+        if not version or not int(properties.get("simd_count", 0)):
             continue  # a processor's node
         arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         banks = [_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
-        node = f"renderD{said.get('drm_render_minor', 0)}"
+        node = f"renderD{properties.get('drm_render_minor', 0)}"
         name = read_sysfs(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
-        found.append(RocmCard(name, arch, memory, f"GPU-{int(said.get('unique_id', 0)):016x}", node))
+        found.append(RocmCard(name, arch, memory, f"GPU-{int(properties.get('unique_id', 0)):016x}", node))
     return found
 
 

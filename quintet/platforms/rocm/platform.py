@@ -46,8 +46,8 @@ class ROCm(GPU):
         asked = config.capture_ahead or config.capture_sizes or config.max_capture_size
         if not found.eager_reason or asked or config.enforce_eager:
             return config, reasons
-        said = f"no step is captured: {found.eager_reason}; max_capture_size=512 captures all the same"
-        return config.replace(enforce_eager=True), [*reasons, said]
+        reason = f"no step is captured: {found.eager_reason}; max_capture_size=512 captures all the same"
+        return config.replace(enforce_eager=True), [*reasons, reason]
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

@@ -24,7 +24,8 @@ from quintet.ops.attention import PlainAttention, paged_attention, write_kv
 from quintet.ops.registry import Ops
 from quintet.platforms.tpu.device import AXIS
 from quintet.platforms.tpu.kernels.blocks import AttentionWork, plan_work
-from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
+from quintet.platforms.tpu.kernels.plain_attention import attend_plain
+from quintet.platforms.tpu.kernels.ragged_attention import attend_paged
 from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
 from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view
 
@@ -87,9 +88,9 @@ class RaggedAttention(Mixer):
         """Writes K and V and attends, on one device."""
         lanes = self._lanes
         rows = lanes.queries(q), lanes.keys(k), None if v is None else lanes.keys(v)
-        wide, keys, values, pages, told, logits = torch_view((*rows, kv, context, sinks))
-        written = self._ops.write_kv(pages, keys, values, told)
-        out = self._ops.paged_attention(wide, written, told, self._spec, logits)
+        wide, keys, values, pages, pieces, logits = torch_view((*rows, kv, context, sinks))
+        written = self._ops.write_kv(pages, keys, values, pieces)
+        out = self._ops.paged_attention(wide, written, pieces, self._spec, logits)
         return lanes.outputs(jax_view(out)), jax_view(written)
 
 

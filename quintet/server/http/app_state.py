@@ -19,8 +19,8 @@ from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.middleware.auth import owner_of
 from quintet.server.mcp.servers import ToolServers
+from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
-from quintet.server.metrics.metrics import ApiMetrics
 from quintet.server.tracing import make_tracer
 
 TIMEOUT_HEADER = "x-request-timeout"

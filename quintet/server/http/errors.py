@@ -66,5 +66,5 @@ def openai_shape(error: ApiError) -> dict[str, Any]:
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
     """Source: Anthropic's Messages API, "Errors"."""
     own = {503: "overloaded_error", 500: "api_error", 504: "timeout_error"}
-    told: dict[str, Any] = {"type": own.get(error.status, error.type), "message": error.message}
-    return {"type": "error", "error": told if error.details is None else {**told, "details": error.details}}
+    fields: dict[str, Any] = {"type": own.get(error.status, error.type), "message": error.message}
+    return {"type": "error", "error": fields if error.details is None else {**fields, "details": error.details}}

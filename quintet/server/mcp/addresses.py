@@ -40,9 +40,9 @@ class McpAddress:
     def _shown(self) -> str:
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
-    def without_query(self, said: str) -> str:
+    def without_query(self, message: str) -> str:
         """Returns an error text with the query removed from the URL."""
-        return said.replace(self.url, self._shown) if self.url else said
+        return message.replace(self.url, self._shown) if self.url else message
 
 
 def read_addresses(given: Iterable[str]) -> tuple[McpAddress, ...]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from quintet.engine.observability.request_stats import RequestTimer
 from quintet.outputs import RequestOutput
-from quintet.server.metrics.metrics import ApiMetrics
+from quintet.server.metrics.api_metrics import ApiMetrics
 
 if TYPE_CHECKING:
     from quintet.server.http.engine_call import PromptRequest

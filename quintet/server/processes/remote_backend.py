@@ -20,7 +20,7 @@ from quintet.engine.parallel.commands import ResetPrefixCacheCommand, SleepComma
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import EngineClients
 from quintet.engine.processes.model_info import ModelInfo
-from quintet.engine.sampling.logits_processors import load_processors
+from quintet.engine.sampling.load_processors import load_processors
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineRefusal, SubmitRequest
@@ -163,13 +163,13 @@ class RemoteBackend:
         try:
             for engine, number in enumerate(numbers):  # raises where no answer would come
                 self._engines.send(engine, wire.encode(wire.Order(self._worker, number, work)))
-            told = await asyncio.gather(*answers)
+            results = await asyncio.gather(*answers)
         finally:
             for number in numbers:
                 del self._answers[number]
-        if refused := [each.refused for each in told if each.refused]:
+        if refused := [each.refused for each in results if each.refused]:
             raise EngineRefusal(refused[0])
-        return told[0]
+        return results[0]
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""

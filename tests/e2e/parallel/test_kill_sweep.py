@@ -86,9 +86,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("moment", [Moment(seed) for seed in range(MOMENTS)], ids=str)
 def test_nothing_hangs_and_nothing_is_left(moment: Moment, place: Path) -> None:
     if moment.what == "server":
-        _server(moment, place)
+        assert_server_recovers(moment, place)
     else:
-        _offline(moment, place)
+        assert_offline_recovers(moment, place)
 
 
 def kill(moment: Moment, draw: random.Random, process: psutil.Process) -> str:
@@ -198,7 +198,7 @@ def _tree(server: Server) -> list[psutil.Process]:
     return [psutil.Process(server.process.pid), *server.children()]
 
 
-def _server(moment: Moment, place: Path) -> None:
+def assert_server_recovers(moment: Moment, place: Path) -> None:
     draw, want = moment.draw, expected()
     server = Server(*SERVED, wait=moment.phase != "loading")
     try:
@@ -294,7 +294,7 @@ def offline_answers() -> list[list[int]]:
         return answers(alone)
 
 
-def _offline(moment: Moment, place: Path) -> None:
+def assert_offline_recovers(moment: Moment, place: Path) -> None:
     from quintet.conformance.harness.worker_runner import random_prompts
     from quintet_tools.checkpoints.tiny import VOCAB
     from tests.helpers.platforms.engines import LENGTHS

@@ -34,7 +34,7 @@ def opened(folder: Path, **settings: Any) -> LLM:
     return LLM(str(folder), **{"device": "cpu", "skip_tokenizer_init": True, "use_tqdm": False, **settings})
 
 
-def alike(folder: Path, wanted: Any, **settings: Any) -> None:
+def assert_alike(folder: Path, wanted: Any, **settings: Any) -> None:
     """Each token's hidden states are `wanted(ids)`, with the same bits alone; in bfloat16 the mean is near."""
     with opened(folder, **settings) as llm, torch.no_grad():
         together = [each.outputs.data for each in llm.encode(TEXTS, EACH, use_tqdm=False)]
@@ -128,7 +128,9 @@ JINA_V2 = {**SIZES, "model_type": "bert", "architectures": ["JinaBertForMaskedLM
 def test_jina_v2_has_slopes_both_ways_and_a_gate(later: bool, tmp_path: Path) -> None:
     tensors, code = jina_v2(later), "jinaai/jina-bert-v2-qk-post-norm" if later else "jinaai/jina-bert-implementation"
     auto_map = {"AutoModel": f"{code}--modeling_bert.JinaBertModel"}
-    alike(written(tmp_path, tensors, **JINA_V2, auto_map=auto_map), lambda ids: jina_v2_states(tensors, ids, later))
+    assert_alike(
+        written(tmp_path, tensors, **JINA_V2, auto_map=auto_map), lambda ids: jina_v2_states(tensors, ids, later)
+    )
 
 
 def test_jina_v2_gives_the_mean_and_takes_texts_as_long_as_its_file_says(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_jina_v3_has_the_adapter_of_the_task_that_is_asked_for(task: str | None,
     model.load_state_dict(unpublished(plain if task == "none" else tasks[task or "text-matching"]))
     folder = written(tmp_path, held, **JINA_V3)
     settings = {} if task is None else {"hf_overrides": {"task": task}}
-    alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0], **settings)
+    assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0], **settings)
 
 
 def test_a_task_that_jina_v3_has_not_is_refused_by_name(tmp_path: Path) -> None:
@@ -310,13 +312,13 @@ def test_new_is_gte_as_published(scaling: dict[str, Any] | None, tmp_path: Path)
     said["rope_scaling"] = scaling and {"type": "ntk", **scaling}
     auto_map = {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}
     folder = written(tmp_path, tensors, **said, auto_map=auto_map)
-    alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0])
+    assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0])
 
 
 def test_snowflakes_gte_has_the_same_layout_without_a_prefix(tmp_path: Path) -> None:
     model = gte_model()
     folder = written(tmp_path, gte(model), **GTE, model_type="gte", architectures=["GteModel"])
-    alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0])
+    assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0])
 
 
 def test_news_classifier_stands_behind_a_pooler(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from quintet.engine.sampling import logits_processors
+from quintet.engine.sampling.load_processors import ENTRY_POINT_GROUP, load_processors
 from quintet.engine.sampling.logits_processors import (
     AddedRequest,
     BatchUpdate,
@@ -16,7 +16,6 @@ from quintet.engine.sampling.logits_processors import (
     RequestLogitsProcessor,
     apply_batch_update,
     batch_update_between,
-    load_processors,
 )
 from quintet.engine.sampling.sampler import Sampler
 from quintet.sampling_params import ParameterError, SamplingParams
@@ -180,7 +179,7 @@ def test_a_function_that_fails_names_its_row_and_the_others_go_on():
 def test_classes_are_loaded_by_object_dotted_name_and_entry_point(monkeypatch):
     name = f"{Only.__module__}:Only"
     point = importlib.metadata.EntryPoint(
-        "only", "tests.engine.sampling.test_logits_processors:Only", logits_processors.ENTRY_POINT_GROUP
+        "only", "tests.engine.sampling.test_logits_processors:Only", ENTRY_POINT_GROUP
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
     loaded = load_processors([Only, name, "only"])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from quintet import LLM, SamplingParams
 from quintet.engine.sampling import logits_processors
-from quintet.engine.sampling.logits_processors import batch_update_between, load_processors
+from quintet.engine.sampling.load_processors import load_processors
+from quintet.engine.sampling.logits_processors import batch_update_between
 from quintet.engine.sampling.vllm_compat import (
     AdapterLogitsProcessor,
     BatchUpdate,

@@ -69,7 +69,7 @@ def compiled(*words: str) -> list[Result]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def check(results: list[Result]) -> None:
+def assert_compiled(results: list[Result]) -> None:
     complaints = [text for text in map(complaint, results) if text]
     assert results and not complaints, "\n".join(complaints)
 
@@ -78,11 +78,11 @@ def check(results: list[Result]) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_one_of_each_heavy_kernel_compiles_for_two_architectures() -> None:
     """One with waves of 64 lanes, one of 32; build/triton keeps what was compiled."""
-    check(compiled("--targets", "gfx942,gfx1100", "--spread"))
+    assert_compiled(compiled("--targets", "gfx942,gfx1100", "--spread"))
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_variant_compiles(target: str) -> None:
-    check(compiled("--targets", target))
+    assert_compiled(compiled("--targets", target))

@@ -25,7 +25,8 @@ if not tpu.needs_jax.args[0]:
     from quintet.platforms.tpu.attention import HeadLanes, RaggedAttention
     from quintet.platforms.tpu.kernels import blocks
     from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, LEAD, OWNER, PAGE, SHIFT, TO
-    from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
+    from quintet.platforms.tpu.kernels.plain_attention import attend_plain
+    from quintet.platforms.tpu.kernels.ragged_attention import attend_paged
     from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
     from quintet.platforms.tpu.torchax_bridge import dtype_of, jax_view, torch_view, tracing
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from quintet.common.metric_types import MetricSample, sum_samples
 from quintet.server.metrics import catalogue
 from quintet.server.metrics import prometheus as exposition
-from quintet.server.metrics.metrics import ApiMetrics
+from quintet.server.metrics.api_metrics import ApiMetrics
 from tests.server.metrics.scrapes import samples
 
 NAMES = {metric.name: metric for metric in catalogue.ALL_METRICS}

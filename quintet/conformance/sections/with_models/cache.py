@@ -39,8 +39,8 @@ def _grouped(subject: Subject, kinds: Sequence[str]) -> None:
                 want = wants[key][first : first + len(got)]
                 off = float((got - want).abs().max().nan_to_num(torch.inf))
                 limit = 2 * logits_tolerance(dtype) * float(wants[key].std())
-                said = f"{', '.join(kinds)}: request {key} from token {first} on: logits are off by {off:.3g}"
-                require(off <= limit, f"{said}; {limit:.3g} is allowed")
+                message = f"{', '.join(kinds)}: request {key} from token {first} on: logits are off by {off:.3g}"
+                require(off <= limit, f"{message}; {limit:.3g} is allowed")
                 runner.trim(key)
         for key in ids:
             runner.finish(key)

@@ -46,11 +46,11 @@ def _on_ranks(subject: Subject, family: str, size: int) -> None:
         place = RankInfo(rank.rank, size, meeting)
         return _rank_outputs(WorkerRunner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
 
-    said = team.run_on_all(work)
+    results = team.run_on_all(work)
     team.close()
-    for rank, (logits, tokens) in enumerate(said):
+    for rank, (logits, tokens) in enumerate(results):
         _agree((logits, tokens), wanted, f"rank {rank} of {size}")
-        for got, first in zip(logits, said[0][0], strict=True):
+        for got, first in zip(logits, results[0][0], strict=True):
             equal(got, first, f"the logits of rank {rank}, held against rank 0's")
 
 

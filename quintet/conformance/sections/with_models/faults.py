@@ -58,9 +58,9 @@ class TrappedEngine:
 
     def check_recovery(self) -> None:
         """The same engine, with what is left in its cache, still gives every request the right tokens."""
-        for ask, said in _pairs(self.asks, self.served.run(self.asks)):
-            _is_complete(ask, said)
-            check_tokens(self.tiny, ask, said, self.dtype)
+        for ask, output in _pairs(self.asks, self.served.run(self.asks)):
+            _is_complete(ask, output)
+            check_tokens(self.tiny, ask, output, self.dtype)
 
 
 @lru_cache(maxsize=4)
@@ -115,10 +115,10 @@ def _cancel(subject: Subject, seed: int) -> None:
             require(running <= before.num_running + before.num_waiting, f"{name} was taken back, and is still there")
             require(after.kv_usage <= before.kv_usage, f"{name} was taken back, and more pages are held than before")
 
-    for ask, said in _pairs(wary.asks, served.run(wary.asks, between)):
-        if said.reason is not None or ask.name not in gone:
-            _is_complete(ask, said)
-        check_tokens(wary.tiny, ask, said, wary.dtype)
+    for ask, output in _pairs(wary.asks, served.run(wary.asks, between)):
+        if output.reason is not None or ask.name not in gone:
+            _is_complete(ask, output)
+        check_tokens(wary.tiny, ask, output, wary.dtype)
     require(bool(gone), "no request was taken back, so this showed nothing")
     wary.check_recovery()
 
@@ -140,15 +140,15 @@ def _cancel_all(subject: Subject) -> None:
 def _failing(subject: Subject, where: Where, passes: int) -> None:
     wary = _trapped_engine(subject)
     answers = wary.fail(RuntimeError(FAILURE), where, passes)
-    failed = [name for name, said in answers.items() if said.reason == "error"]
+    failed = [name for name, output in answers.items() if output.reason == "error"]
     require(bool(failed), "a step failed, and no request ended with an error")
     require(len(failed) < len(answers), "one step failed, and every request ended, those that were not in it too")
-    for ask, said in _pairs(wary.asks, answers):
-        if said.reason == "error":
-            require(FAILURE in str(said.error), f"request {ask.name} ended by {said.error!r}, not by {FAILURE!r}")
+    for ask, output in _pairs(wary.asks, answers):
+        if output.reason == "error":
+            require(FAILURE in str(output.error), f"request {ask.name} ended by {output.error!r}, not by {FAILURE!r}")
         else:
-            _is_complete(ask, said)
-        check_tokens(wary.tiny, ask, said, wary.dtype)
+            _is_complete(ask, output)
+        check_tokens(wary.tiny, ask, output, wary.dtype)
     wary.check_recovery()
 
 
@@ -158,16 +158,16 @@ def _interrupted(subject: Subject, where: Where) -> None:
     before = wary.served.interruptions
     answers = wary.fail(Interruption(), where, 3)
     require(wary.served.interruptions == before + 1, "Ctrl-C in a step did not come out of it")
-    for ask, said in _pairs(wary.asks, answers):
-        _is_complete(ask, said)
-        check_tokens(wary.tiny, ask, said, wary.dtype)
+    for ask, output in _pairs(wary.asks, answers):
+        _is_complete(ask, output)
+        check_tokens(wary.tiny, ask, output, wary.dtype)
 
 
 def _lost(subject: Subject, where: Where, passes: int) -> None:
     wary = _trapped_engine(subject)
-    for ask, said in _pairs(wary.asks, wary.fail(CacheLost(FAILURE), where, passes)):
-        _is_complete(ask, said)
-        check_tokens(wary.tiny, ask, said, wary.dtype)
+    for ask, output in _pairs(wary.asks, wary.fail(CacheLost(FAILURE), where, passes)):
+        _is_complete(ask, output)
+        check_tokens(wary.tiny, ask, output, wary.dtype)
     wary.check_recovery()
 
 
@@ -181,9 +181,11 @@ def _poisoned(subject: Subject) -> None:
     for _ in range(2):
         served.engine.reset_prefix_cache()  # the pages are taken again, with what is left in them
         answers = served.run([sound[0], bad, *sound[1:]])
-        said = answers["bad"]
-        require(said.reason == "error", f"logits are not numbers, and the request ended by {said.reason}")
-        require("finite" in str(said.error), f"the reason says nothing of logits that are not finite: {said.error!r}")
+        output = answers["bad"]
+        require(output.reason == "error", f"logits are not numbers, and the request ended by {output.reason}")
+        require(
+            "finite" in str(output.error), f"the reason says nothing of logits that are not finite: {output.error!r}"
+        )
         for ask, other in _pairs(sound, answers):
             _is_complete(ask, other)
             check_tokens(whole, ask, other, dtype)
@@ -232,9 +234,9 @@ def _pairs(
         yield ask, answers[ask.name]
 
 
-def _is_complete(ask: TrafficRequest, said: TrafficOutput) -> None:
+def _is_complete(ask: TrafficRequest, output: TrafficOutput) -> None:
     wanted = ask.params.max_tokens
     require(
-        said.reason == "length" and len(said.tokens) == wanted,
-        f"request {ask.name} has {len(said.tokens)} of {wanted} tokens, and ended by {said.reason}: {said.error}",
+        output.reason == "length" and len(output.tokens) == wanted,
+        f"request {ask.name} has {len(output.tokens)} of {wanted} tokens, and ended by {output.reason}: {output.error}",
     )

@@ -142,8 +142,11 @@ def _undeclared(loaded: CompiledModel) -> None:
         try:
             runner.worker.run(runner.fixed_of(size).batch)
         except Exception as error:  # whatever it is, it must not be silence
-            said = f"{type(error).__name__}: {error}"
-            require(str(size) in said, f"a step of {size} tokens was refused by {said!r}, which does not name the size")
+            message = f"{type(error).__name__}: {error}"
+            require(
+                str(size) in message,
+                f"a step of {size} tokens was refused by {message!r}, which does not name the size",
+            )
         else:
             raise ContractViolation(
                 f"a step of {size} tokens ran, and only {SMALL} and {LARGE} were declared: compile() made it late"

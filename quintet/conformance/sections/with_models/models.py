@@ -120,8 +120,8 @@ def _runner(subject: Subject, family: str, name: str) -> WorkerRunner:
 def _tokens(subject: Subject, family: str, name: str) -> None:
     """Greedy tokens over the cache, requests side by side: the reference sees all tokens before each."""
     dtype, prompts = plain_dtype(subject.facts), [ids[:MAX_PROMPT] for ids in _ids()]
-    said = _runner(subject, family, name).greedy(prompts, GENERATED)
-    for number, (ids, tokens) in enumerate(zip(prompts, said, strict=True)):
+    answers = _runner(subject, family, name).greedy(prompts, GENERATED)
+    for number, (ids, tokens) in enumerate(zip(prompts, answers, strict=True)):
         check_tokens(variant(family, name), greedy(str(number), ids, GENERATED), TrafficOutput(tokens), dtype)
 
 

@@ -97,7 +97,7 @@ class Oracle:
         return self._roomy
 
     def _run(self, engine: TrafficEngine) -> OutputsByRequest:
-        return {name: said for asks in self.traffic for name, said in engine.run(asks).items()}
+        return {name: output for asks in self.traffic for name, output in engine.run(asks).items()}
 
     def _alone(self) -> OutputsByRequest:
         engine = self._roomy_engine()
@@ -118,7 +118,7 @@ class Oracle:
             engine.run(asks)
             answers |= engine.run(asks)
         self._roomy = None  # the last way that wants it
-        require(any(said.cached for said in answers.values()), "no prompt was found in the prefix cache")
+        require(any(output.cached for output in answers.values()), "no prompt was found in the prefix cache")
         return answers
 
     def _chunked(self) -> OutputsByRequest:
@@ -193,13 +193,13 @@ def _equal(subject: Subject, family: str, dtype: torch.dtype, way: str) -> None:
     oracle = _oracle(subject, family, dtype)
     answers = oracle.outputs(way)
     for ask in oracle.requests:
-        said = answers[ask.name]
+        output = answers[ask.name]
         wanted = ask.params.max_tokens
         require(
-            said.reason == "length" and len(said.tokens) == wanted,
-            f"request {ask.name}: {len(said.tokens)} of {wanted} tokens, ended by {said.reason}: {said.error}",
+            output.reason == "length" and len(output.tokens) == wanted,
+            f"request {ask.name}: {len(output.tokens)} of {wanted} tokens, ended by {output.reason}: {output.error}",
         )
-        check_tokens(oracle.tiny, ask, said, dtype)
+        check_tokens(oracle.tiny, ask, output, dtype)
 
 
 def _same_bits(subject: Subject, family: str, dtype: torch.dtype, way: str) -> None:

@@ -66,13 +66,13 @@ def check_installed() -> None:
 
 def _redirect_logs() -> None:
     """Sends LMCache's log where ours goes, from warnings on: each of its modules would write by itself."""
-    for name, said in list(logging.root.manager.loggerDict.items()):
-        if (name == "lmcache" or name.startswith("lmcache.")) and isinstance(said, logging.Logger):
-            said.handlers.clear()
-            said.filters[:] = [_log_as_lmcache]
-            said.propagate, said.parent = True, logger
-            if said.level == logging.INFO:  # its default
-                said.setLevel(logging.WARNING)
+    for name, entry in list(logging.root.manager.loggerDict.items()):
+        if (name == "lmcache" or name.startswith("lmcache.")) and isinstance(entry, logging.Logger):
+            entry.handlers.clear()
+            entry.filters[:] = [_log_as_lmcache]
+            entry.propagate, entry.parent = True, logger
+            if entry.level == logging.INFO:  # its default
+                entry.setLevel(logging.WARNING)
 
 
 def _log_as_lmcache(record: logging.LogRecord) -> bool:

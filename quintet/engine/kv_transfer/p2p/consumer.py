@@ -222,12 +222,14 @@ class ProducerConnection:
         left, lies = set(range(len(places))), dict[int, int]()  # rows in the producer's memory
         while left:
             answer = self._channel.receive(RESPONSE)
-            said = answer.indices if isinstance(answer, MissingPages) else [answer.index]
-            if not said or not left.issuperset(said) or len(set(said)) < len(said):
+            indices = answer.indices if isinstance(answer, MissingPages) else [answer.index]
+            if not indices or not left.issuperset(indices) or len(set(indices)) < len(indices):
                 raise ProtocolError("an answer to what was not asked")
-            left.difference_update(said)
+            left.difference_update(indices)
             if isinstance(answer, MissingPages):
-                load.fail_pages([places[place] for place in said], f"{load.current_address.host_port}: {answer.reason}")
+                load.fail_pages(
+                    [places[place] for place in indices], f"{load.current_address.host_port}: {answer.reason}"
+                )
             elif isinstance(answer, PageOffer):
                 lies[answer.index] = answer.row
             else:

@@ -82,8 +82,8 @@ class MooncakeEngine:
     def metadata(self) -> bytes:
         return f"{self._host}:{self._open.get_rpc_port()}".encode()
 
-    def connect(self, told: bytes) -> str:
-        name = told.decode("ascii", "replace")
+    def connect(self, metadata: bytes) -> str:
+        name = metadata.decode("ascii", "replace")
         if not ADDRESS.fullmatch(name):
             raise ProtocolError("it says no address of Mooncake's")
         return name

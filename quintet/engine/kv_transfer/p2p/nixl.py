@@ -31,10 +31,10 @@ def library() -> Any:
         ) from None
     finally:
         logging.raiseExceptions = raises
-    said = logging.getLogger("nixl")
-    said.handlers.clear()
-    said.propagate = True
-    said.setLevel(logging.WARNING)
+    log = logging.getLogger("nixl")
+    log.handlers.clear()
+    log.propagate = True
+    log.setLevel(logging.WARNING)
     return found
 
 
@@ -107,19 +107,19 @@ class NixlEngine:
     def metadata(self) -> bytes:
         return bytes(self._open.get_agent_metadata())
 
-    def connect(self, told: bytes) -> str:
+    def connect(self, metadata: bytes) -> str:
         with self._lock:
             for name, met in self._met.items():
-                if met.metadata == told and not met.broken:
+                if met.metadata == metadata and not met.broken:
                     met.users += 1
                     return name
             try:
-                found = self._open.add_remote_agent(told)
+                found = self._open.add_remote_agent(metadata)
             except Exception as error:
                 raise ProtocolError(f"NIXL cannot reach it ({error})") from None
             name = found.decode() if isinstance(found, bytes) else found
-            met = self._met.setdefault(name, NixlPeer(told))
-            met.metadata, met.users, met.broken = told, met.users + 1, False
+            met = self._met.setdefault(name, NixlPeer(metadata))
+            met.metadata, met.users, met.broken = metadata, met.users + 1, False
             return name
 
     def disconnect(self, peer: str) -> None:

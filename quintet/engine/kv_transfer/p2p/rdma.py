@@ -45,7 +45,7 @@ class TransferEngine(Protocol):
     def metadata(self) -> bytes:
         """Returns the data that another engine needs to read here."""
 
-    def connect(self, told: bytes) -> str:
+    def connect(self, metadata: bytes) -> str:
         """Connects to an engine by its mover's data -> the library's name for it. ProtocolError: it has none."""
 
     def disconnect(self, peer: str) -> None:

@@ -121,11 +121,11 @@ class ExpertBalancer(StepHook):
     def _agree(self, error: str) -> None:
         """Raises MoveFailed, on every rank, where one has an error."""
         channel = self._ranks.channel
-        said = [error] if channel is None else _exchange_errors(channel, error)
-        if any(said):
-            causes = [(rank, each) for rank, each in enumerate(said) if each]
+        errors = [error] if channel is None else _exchange_errors(channel, error)
+        if any(errors):
+            causes = [(rank, each) for rank, each in enumerate(errors) if each]
             rank, why = next((each for each in causes if not each[1].startswith(STEP_LEFT)), causes[0])
-            raise MoveFailed(f"rank {rank} of {len(said)}: {why}")
+            raise MoveFailed(f"rank {rank} of {len(errors)}: {why}")
 
     def _counts(self) -> np.ndarray:
         """Returns the counts [layers, E] of the first rank of this process, since it began."""

@@ -40,13 +40,13 @@ def read(
 
 def _packing(config: Mapping[str, Any]) -> tuple[str, bool]:
     """PackedPlan.layout and .first."""
-    said = str(config.get("packing_format") or config.get("backend") or DEFAULT).lower()
-    fmt = ":".join(said.split(":")[:2])  # the first versions named kernels too
+    packing = str(config.get("packing_format") or config.get("backend") or DEFAULT).lower()
+    fmt = ":".join(packing.split(":")[:2])  # the first versions named kernels too
     if fmt == "auto":
         fmt = DEFAULT
     if fmt not in (*GPTQ, *AWQ, *RAW):
         raise ValueError(
-            f"the checkpoint is of {NAME} with packing_format {reprlib.repr(said)}; quintet reads auto_round, "
+            f"the checkpoint is of {NAME} with packing_format {reprlib.repr(packing)}; quintet reads auto_round, "
             "auto_round:auto_gptq and auto_round:auto_awq: export it as one of these, or as llm_compressor"
         )
     return "awq" if fmt in AWQ else "gptq", fmt in GPTQ
@@ -68,10 +68,10 @@ def _scheme(config: Mapping[str, Any], otherwise: PackingScheme | None) -> Packi
 
 def _module_rules(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
     """Other numbers for modules by name, which go first, or by pattern."""
-    said = config.get("extra_config") or {}
-    if not isinstance(said, Mapping) or not all(isinstance(each, Mapping) for each in said.values()):
-        raise ValueError(f"quantization_config's extra_config is {reprlib.repr(said)}, not an object of objects")
-    rules = [PackingRule(name, _scheme(each, scheme), exact=True) for name, each in said.items()]
+    extra = config.get("extra_config") or {}
+    if not isinstance(extra, Mapping) or not all(isinstance(each, Mapping) for each in extra.values()):
+        raise ValueError(f"quantization_config's extra_config is {reprlib.repr(extra)}, not an object of objects")
+    rules = [PackingRule(name, _scheme(each, scheme), exact=True) for name, each in extra.items()]
     return rules + [replace(rule, exact=False, anywhere=True) for rule in rules if _is_pattern(rule.pattern)]
 
 
@@ -81,7 +81,7 @@ def _is_pattern(name: str) -> bool:
 
 def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the prefixes of the names of modules that were quantized."""
-    said = config.get("block_name_to_quantize") or config.get("to_quant_block_names")
-    if isinstance(said, list) and all(isinstance(each, list) for each in said):
-        said = [os.path.commonprefix([str(name) for name in each]).rstrip(".") for each in said]
-    return tuple(name.strip() for each in flattened(said) for name in str(each).split(","))
+    blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names")
+    if isinstance(blocks, list) and all(isinstance(each, list) for each in blocks):
+        blocks = [os.path.commonprefix([str(name) for name in each]).rstrip(".") for each in blocks]
+    return tuple(name.strip() for each in flattened(blocks) for name in str(each).split(","))

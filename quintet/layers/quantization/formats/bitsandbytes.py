@@ -117,11 +117,11 @@ class BitsAndBytes4Bit:
             raise ValueError(
                 f"{name}: its quant_state is no JSON object of up to {MAX_STATE_BYTES} bytes; fetch it again"
             )
-        said, wanted = (state.get("quant_type"), state.get("blocksize")), (self.table, self.block)
-        if said != wanted:
+        stored, wanted = (state.get("quant_type"), state.get("blocksize")), (self.table, self.block)
+        if stored != wanted:
             raise ValueError(
-                f"{name}: its quant_state says {reprlib.repr(said)}, and its tensors are of {wanted}: type, and length "
-                "of a run; fetch it again"
+                f"{name}: its quant_state says {reprlib.repr(stored)}, and its tensors are of {wanted}: type, and "
+                "length of a run; fetch it again"
             )
         if not torch.allclose(tensors[f"{name}.quant_map"], torch.tensor(TABLES[self.table]), atol=1e-6):
             raise ValueError(f"{name}.quant_map is not {self.table}'s; quintet reads bitsandbytes' own tables")

@@ -141,25 +141,25 @@ def notes(weights: QuantizationArgs, inputs: QuantizationArgs | None) -> list[st
         return [f"activations stay in the model's type, where the checkpoint means floats of {inputs.bits} bits"]
     if weights.floats or inputs.bits > 8:
         return ["activations stay in the model's type, where the checkpoint means whole numbers"]
-    said = []
+    remarks = []
     if not inputs.dynamic:
-        said.append(
+        remarks.append(
             "activations are quantized as they come, each token by itself: static scales of inputs are not used"
         )
     elif inputs.strategy != "token":
-        said.append("activations are quantized each token by itself")
+        remarks.append("activations are quantized each token by itself")
     if not inputs.symmetric:
-        said.append("activations are quantized without zero points")
+        remarks.append("activations are quantized without zero points")
     if inputs.bits < 8:
-        said.append(f"activations have 8 bits, where the checkpoint means {inputs.bits}")
-    return said
+        remarks.append(f"activations have 8 bits, where the checkpoint means {inputs.bits}")
+    return remarks
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """ValueError for what changes what weights mean and is not computed: sparsity, transforms."""
-    sparsity, said = config.get("sparsity_config") or {}, str(config.get("format") or "").lower()
+    sparsity, name = config.get("sparsity_config") or {}, str(config.get("format") or "").lower()
     sparse = str(sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity).lower()
-    found = next((each for each in (said, sparse) if each in SPARSE_FORMATS or each.startswith("sparse")), None)
+    found = next((each for each in (name, sparse) if each in SPARSE_FORMATS or each.startswith("sparse")), None)
     if found is not None:
         raise ValueError(
             f"the checkpoint is sparse ({found[:40]}): zeros are left out, and no products here skip them; use the "
@@ -182,8 +182,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def _transform_locations(scheme: object) -> list[Any]:
     """Returns the places where a transform applies; [None] if they are not understood."""
-    said = (scheme.get("apply") or []) if isinstance(scheme, Mapping) else None
-    return said if isinstance(said, list) else [None]
+    entries = (scheme.get("apply") or []) if isinstance(scheme, Mapping) else None
+    return entries if isinstance(entries, list) else [None]
 
 
 def targeted_modules(targets: object, where: str) -> tuple[ModuleNames, bool]:

@@ -50,10 +50,10 @@ class ConfigGroupsPlan:
 def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[ConfigGroupsPlan, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
     refuse_unsupported(config)
-    said, groups, remarks = config.get("config_groups") or {}, [], []
-    if not isinstance(said, Mapping):
-        raise ValueError(f"config_groups is {said!r:.60}, not an object; correct config.json")
-    for name, scheme in said.items():
+    entries, groups, remarks = config.get("config_groups") or {}, [], []
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"config_groups is {entries!r:.60}, not an object; correct config.json")
+    for name, scheme in entries.items():
         where = f"config_groups' {reprlib.repr(name)}"
         if not isinstance(scheme, Mapping):
             raise ValueError(f"{where} names a preset, not a scheme; write out its weights and input_activations")

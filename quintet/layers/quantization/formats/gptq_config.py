@@ -43,8 +43,8 @@ def check_marlin(scheme: PackingScheme) -> None:
 
 
 def _version(config: Mapping[str, Any]) -> str:
-    said = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
-    version = "marlin" if config.get("is_marlin_format") is True else said
+    name = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
+    version = "marlin" if config.get("is_marlin_format") is True else name
     if version not in VERSIONS:
         why = UNSUPPORTED_FORMATS.get(version, f"quintet reads {', '.join(VERSIONS)}")
         raise ValueError(
@@ -62,10 +62,10 @@ def _version(config: Mapping[str, Any]) -> str:
 
 def _dynamic(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
     """GPTQModel's: "-:pattern" for what stayed in floats, "+:pattern" or "pattern" for other numbers."""
-    said = config.get("dynamic") or {}
-    if not isinstance(said, Mapping):
-        raise ValueError(f"quantization_config's dynamic is {reprlib.repr(said)}, not an object of patterns")
-    return [_rule(pattern, entry, scheme) for pattern, entry in said.items()]
+    rules = config.get("dynamic") or {}
+    if not isinstance(rules, Mapping):
+        raise ValueError(f"quantization_config's dynamic is {reprlib.repr(rules)}, not an object of patterns")
+    return [_rule(pattern, entry, scheme) for pattern, entry in rules.items()]
 
 
 def _rule(pattern: str, entry: Any, scheme: PackingScheme) -> PackingRule:

@@ -117,11 +117,11 @@ def plan(
     config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], matches: Callable[[str, str], bool]
 ) -> TensorPlan:
     """Returns readers of modules with a state in the files, by the configuration. ValueError for what is not read."""
-    said = config.get("quant_config")
-    if not isinstance(said, Mapping):
-        raise ValueError(f"the checkpoint is of hqq with quant_config {reprlib.repr(said)}, which says no bits")
-    whole = "weight_quant_params" in said
-    known = {"" if whole else str(tag): _parse_config(each) for tag, each in ({"": said} if whole else said).items()}
+    entry = config.get("quant_config")
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"the checkpoint is of hqq with quant_config {reprlib.repr(entry)}, which says no bits")
+    whole = "weight_quant_params" in entry
+    known = {"" if whole else str(tag): _parse_config(each) for tag, each in ({"": entry} if whole else entry).items()}
     readers = {}
     for module in modules_with_tensor(tensors, ".W_q"):
         tag = "" if whole else next((tag for tag in known if matches(tag, module)), None)
@@ -135,19 +135,19 @@ def plan(
 
 def _parse_config(config: Any) -> tuple[int, int, int]:
     """Bits, group and axis."""
-    said = config.get("weight_quant_params") if isinstance(config, Mapping) else None
-    said = said if isinstance(said, Mapping) else {}
-    bits, group, axis = said.get("nbits"), said.get("group_size") or 0, said.get("axis", 0)
+    entry = config.get("weight_quant_params") if isinstance(config, Mapping) else None
+    entry = entry if isinstance(entry, Mapping) else {}
+    bits, group, axis = entry.get("nbits"), entry.get("group_size") or 0, entry.get("axis", 0)
     fits = isinstance(group, int) and 0 <= group <= MAX_GROUP
     if (
         type(bits) is not int
         or bits not in VALUES_PER_NUMBER
         or not fits
         or axis not in (0, 1)
-        or said.get("channel_wise", True) is not True
+        or entry.get("channel_wise", True) is not True
     ):
         raise ValueError(
-            f"the checkpoint is of hqq with {reprlib.repr(dict(said))}; quintet reads 8, 4, 3, 2 and 1 bits with "
+            f"the checkpoint is of hqq with {reprlib.repr(dict(entry))}; quintet reads 8, 4, 3, 2 and 1 bits with "
             "scales of groups along axis 0 or 1"
         )
     if config.get("scale_quant_params") or config.get("zero_quant_params"):

@@ -45,16 +45,16 @@ NOTE = "activations stay in the model's type, whatever ModelOpt's algorithm mean
 
 def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> ListedPlan:
     """Reads a quantization_config, or what hf_quant_config.json has. ValueError says what in it is not read."""
-    said = config.get("quantization", config)
-    if not isinstance(said, Mapping):
-        raise ValueError(f"ModelOpt's quantization is {said!r:.60}, not an object; correct hf_quant_config.json")
-    left_out = said.get("exclude_modules", said.get("ignore")) or []
+    entry = config.get("quantization", config)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"ModelOpt's quantization is {entry!r:.60}, not an object; correct hf_quant_config.json")
+    left_out = entry.get("exclude_modules", entry.get("ignore")) or []
     if not isinstance(left_out, list):
         raise ValueError(f"ModelOpt's exclude_modules is {left_out!r:.60}, not a list of names")
     ignored = wildcard_names(left_out, "ModelOpt's exclude_modules")
-    if str(said.get("quant_algo")).upper() != MIXED_PRECISION:
-        return ListedPlan((), _reader(said, "the checkpoint"), ignored, CheckpointModules(files))
-    layers = said.get("quantized_layers")
+    if str(entry.get("quant_algo")).upper() != MIXED_PRECISION:
+        return ListedPlan((), _reader(entry, "the checkpoint"), ignored, CheckpointModules(files))
+    layers = entry.get("quantized_layers")
     if not isinstance(layers, Mapping) or len(layers) > MAX_ENTRIES:
         raise ValueError(f"ModelOpt's quantized_layers is {layers!r:.60}, not an object with a layer for each key")
     held: dict[WeightReader, set[str]] = {}
@@ -70,8 +70,8 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
     )
 
 
-def _reader(said: Mapping[str, Any], where: str) -> WeightReader:
-    algorithm, group = str(said.get("quant_algo")).upper()[:60], said.get("group_size") or 0
+def _reader(entry: Mapping[str, Any], where: str) -> WeightReader:
+    algorithm, group = str(entry.get("quant_algo")).upper()[:60], entry.get("group_size") or 0
     if algorithm not in ALGORITHMS:
         scaled = " (its inputs are scaled before products)" * any(each in algorithm for each in ("AWQ", "SQ", "SVD"))
         raise ValueError(

@@ -41,9 +41,9 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
     notes: set[str] = set()
     if not isinstance(layers, Mapping):
         raise ValueError(f"Quark's layer_quant_config is {layers!r:.60}, not an object; correct config.json")
-    for name, said in layers.items():
+    for name, entry in layers.items():
         names = wildcard_names([name], "Quark's layer_quant_config")
-        chosen.append((names, _reader(said, f"{str(name)[:80]}", reordered, notes)))
+        chosen.append((names, _reader(entry, f"{str(name)[:80]}", reordered, notes)))
     rest = _reader(config.get("global_quant_config"), "the checkpoint", reordered, notes)
     left_out = config.get("exclude") or []
     if not isinstance(left_out, list):
@@ -67,13 +67,13 @@ def _refuse_rotations(config: Mapping[str, Any]) -> None:
             )
 
 
-def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> WeightReader | None:
+def _reader(entry: object, where: str, reordered: bool, notes: set[str]) -> WeightReader | None:
     """Returns the reader of a layer's configuration; None where its weights are in floats."""
-    if said is None:
+    if entry is None:
         return None
-    if not isinstance(said, Mapping):
-        raise ValueError(f"{where} has Quark's configuration {said!r:.60}, which is no object")
-    weight, inputs = said.get("weight"), said.get("input_tensors")
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} has Quark's configuration {entry!r:.60}, which is no object")
+    weight, inputs = entry.get("weight"), entry.get("input_tensors")
     if weight is None:
         return None
     known = inputs[0] if isinstance(inputs, list) and inputs else inputs
@@ -98,25 +98,25 @@ def _two_stage_reader(stages: list[Any], where: str) -> WeightReader:
     return minifloats.nvfp4("weight", "weight_scale_2", divides=False)
 
 
-def _one_stage_reader(said: object, where: str, rounds: str, reordered: bool) -> WeightReader:
-    if not isinstance(said, Mapping):
-        raise ValueError(f"{where} has Quark's weights {said!r:.60}, which is no object")
-    dtype, scheme, group = str(said.get("dtype")), str(said.get("qscheme")), said.get("group_size")
+def _one_stage_reader(entry: object, where: str, rounds: str, reordered: bool) -> WeightReader:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} has Quark's weights {entry!r:.60}, which is no object")
+    dtype, scheme, group = str(entry.get("dtype")), str(entry.get("qscheme")), entry.get("group_size")
     lie = {"per_tensor": BlockScales(0, 0), "per_channel": BlockScales(1, 0)}.get(scheme)
-    if lie is not None and scheme == "per_channel" and said.get("ch_axis") not in (0, None):
-        raise ValueError(f"{where} has Quark's scales along the axis {said.get('ch_axis')!r:.20}; quintet reads 0")
+    if lie is not None and scheme == "per_channel" and entry.get("ch_axis") not in (0, None):
+        raise ValueError(f"{where} has Quark's scales along the axis {entry.get('ch_axis')!r:.20}; quintet reads 0")
     if isinstance(dtype, str) and dtype in FLOAT8 and lie is not None:
         return Float8Weights(lie, FLOAT8[dtype])
     if dtype == "int8" and lie is not None:
-        return IntWeights(8, lie, said.get("symmetric") is False, 8 if rounds == "int8" else 16)
+        return IntWeights(8, lie, entry.get("symmetric") is False, 8 if rounds == "int8" else 16)
     if dtype in ("int4", "uint4") and scheme in ("per_group", "per_channel"):
         size = group if scheme == "per_group" else 0
         if not isinstance(size, int) or size % 16 or not (scheme == "per_channel" or 0 < size <= MAX_GROUP):
             raise ValueError(f"{where} has Quark's group_size {group!r:.40}, which is no multiple of 16")
-        if dtype == "int4" and said.get("symmetric") is False:
+        if dtype == "int4" and entry.get("symmetric") is False:
             raise ValueError(f"{where} has Quark's int4 with zero points; quintet reads uint4 with them")
         return QuarkInt4(size, dtype == "int4", reordered)
-    if scheme == "per_group" and group == BLOCK and said.get("scale_format") == "e8m0":
+    if scheme == "per_group" and group == BLOCK and entry.get("scale_format") == "e8m0":
         floats: dict[str, WeightReader] = {
             "fp6_e2m3": Float6Reader(E2M3),
             "fp6_e3m2": Float6Reader(E3M2),

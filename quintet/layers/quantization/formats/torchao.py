@@ -133,8 +133,8 @@ def plan(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Tens
 def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str, Any]] | None]]:
     """Returns the entries of quant_type, in order: a module's name, or "re:" and a pattern, or "_default" for all
     others; and a type and its fields, or None for those that stay in floats."""
-    said = config.get("quant_type")
-    kind, data = _type_and_fields(said.get("default") if isinstance(said, Mapping) else said)
+    quant_type = config.get("quant_type")
+    kind, data = _type_and_fields(quant_type.get("default") if isinstance(quant_type, Mapping) else quant_type)
     if kind not in BY_MODULE:
         return [("_default", (kind, data))]
     each = data.get("fqn_to_config") or data.get("module_fqn_to_config") or {}
@@ -165,15 +165,15 @@ def _pattern(name: str) -> re.Pattern[str]:
     return compile_pattern(".*".join(pieces), "quant_type")
 
 
-def _type_and_fields(said: Any) -> tuple[str, Mapping[str, Any]]:
+def _type_and_fields(entry: Any) -> tuple[str, Mapping[str, Any]]:
     """A configuration's type and fields."""
-    data = said.get("_data") if isinstance(said, Mapping) else None
-    if not isinstance(said, Mapping) or not isinstance(data, Mapping):
+    data = entry.get("_data") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping) or not isinstance(data, Mapping):
         raise ValueError(
-            f"torchao's quant_type is {reprlib.repr(said)}; quintet reads configurations as torchao 0.15 and later "
+            f"torchao's quant_type is {reprlib.repr(entry)}; quintet reads configurations as torchao 0.15 and later "
             "write them, with _type and _data"
         )
-    return str(said.get("_type")), data
+    return str(entry.get("_type")), data
 
 
 def _parse_type(kind: str, data: Mapping[str, Any]) -> TorchaoConfig:
@@ -187,19 +187,21 @@ def _parse_type(kind: str, data: Mapping[str, Any]) -> TorchaoConfig:
     return TorchaoConfig(kind in DYNAMIC and by_token, bits, mapping not in ("", "SYMMETRIC"))
 
 
-def enum_name(said: Any) -> str:
+def enum_name(value: Any) -> str:
     """The name of a type or of an enumeration's value, as torchao writes it; "" if it is none."""
-    return str(said.get("_data")) if isinstance(said, Mapping) else ""
+    return str(value.get("_data")) if isinstance(value, Mapping) else ""
 
 
 def _config_for(module: str, named: list[tuple[str, TorchaoConfig | None]]) -> TorchaoConfig:
     """Its own entry, or the first pattern that it fits, or the default."""
-    own = [said for name, said in named if not name.startswith("re:") and matches_entry(name, module)]
-    by_pattern = [said for name, said in named if name.startswith("re:") and matches_entry(name, module)]
+    own = [entry for name, entry in named if not name.startswith("re:") and matches_entry(name, module)]
+    by_pattern = [entry for name, entry in named if name.startswith("re:") and matches_entry(name, module)]
     return next(iter([*own, *by_pattern]), dict(named).get("_default")) or TorchaoConfig()
 
 
-def _reader(module: str, tensors: Mapping[str, StoredTensor], said: TorchaoConfig) -> TorchaoReader | TorchaoInt4Reader:
+def _reader(
+    module: str, tensors: Mapping[str, StoredTensor], settings: TorchaoConfig
+) -> TorchaoReader | TorchaoInt4Reader:
     """By what the files hold."""
     data, scale, zero = (tensors.get(f"{module}{each}") for each in (DATA, SCALE, ZERO))
     shapes = [each.shape for each in (data, scale) if each is not None and each.shape is not None]
@@ -217,16 +219,16 @@ def _reader(module: str, tensors: Mapping[str, StoredTensor], said: TorchaoConfi
         return TorchaoInt4Reader(2 * inputs // rows)
     if kind in FLOAT8 and (rows == outputs or whole) and groups and inputs % groups == 0:
         fmt = WeightFormat(
-            "fp8a8" if said.dynamic else "fp8", 8, 8 if said.dynamic else 16, _group(inputs, groups), dtype=kind
+            "fp8a8" if settings.dynamic else "fp8", 8, 8 if settings.dynamic else 16, _group(inputs, groups), dtype=kind
         )
         return TorchaoReader(fmt, per_tensor=whole)
     if kind == torch.int8 and (rows == outputs or whole) and groups and inputs % groups == 0:
         if zero is not None and (not zero.dtypes or zero.shape != (rows, groups)):
             raise other
-        held = 4 if said.bits <= 4 and inputs % 2 == 0 else 8
-        dynamic = said.dynamic and held == 8 and groups == 1
+        held = 4 if settings.bits <= 4 and inputs % 2 == 0 else 8
+        dynamic = settings.dynamic and held == 8 and groups == 1
         fmt = WeightFormat("w8a8" if dynamic else f"int{held}", held, 8 if dynamic else 16, _group(inputs, groups))
-        return TorchaoReader(fmt, zero.dtypes[0] if zero else None, said.asymmetric, whole)
+        return TorchaoReader(fmt, zero.dtypes[0] if zero else None, settings.asymmetric, whole)
     raise other
 
 

@@ -8,7 +8,7 @@ these, the splits of the inputs by the weight's shape, and splits are added in o
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,45 +19,14 @@ from torch import Tensor
 from quintet.platforms.gpu.kernels.chips import ChipLimits, chip_limits_for
 from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
 from quintet.platforms.gpu.kernels.matmul import TYPES, added, computed, finish, tile_of, units
+from quintet.platforms.gpu.kernels.product_tiles import SPLIT_UP_TO, TILES, ProductTile, tile_for
 from quintet.platforms.gpu.kernels.variant import Variant
 
-
-@dataclass(frozen=True)
-class ProductTile:
-    """Tile that one program computes, and its warps and stages."""
-
-    tokens: int
-    outputs: int
-    warps: int
-    stages: int
-
-    def within(self, cut: ChipLimits) -> "ProductTile":
-        return ProductTile(
-            min(self.tokens, cut.side), min(self.outputs, cut.side), self.warps, min(self.stages, cut.stages)
-        )
-
-
-# By the most tokens that each is for. Untuned guesses: few tokens wait for memory, so that many loads are under way (64
-# rows of 64 or 128 bytes, 4 deep, several programs per processor); many fill a tensor core's 64 rows per 4 warps.
-TILES = ((16, ProductTile(16, 64, 4, 4)), (64, ProductTile(64, 128, 8, 3)), (1 << 31, ProductTile(128, 128, 8, 3)))
 SHALLOW = 2  # stages in float32: its tiles are twice as large; they are for at most 64 tokens
 WAVES = 4  # programs per processor that splits should come to, where a split has LEAST steps at least
 LEAST = 4
 WHOLE = 1 << 30  # a group that no row ends: its scales come in before the end, as zero points want it
-SPLIT_UP_TO = 64  # tokens
 LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: of 16 bits, and of 8
-
-
-def tile_for(tokens: int, heavy: bool, kind: str = "", cut: ChipLimits | None = None) -> ProductTile:
-    """`heavy`: sums that are scaled by both sides group by group, sums of activations or tables beside numbers of 4
-    bits, and float32 leave no registers for large tiles. With what the chip bears, and what its table has for `kind`.
-    """
-    tiles = TILES[:-1] if heavy else TILES
-    most, tile = next((each for each in tiles if tokens <= each[0]), tiles[-1])
-    if cut is None:
-        return tile
-    found = cut.table.products.get(f"{kind} {most if most <= SPLIT_UP_TO else 'more'}") if cut.table.products else None
-    return replace(tile.within(cut), **(found or {}))
 
 
 @triton.jit

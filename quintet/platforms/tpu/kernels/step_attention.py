@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from quintet.interface.types import AttentionSpec
 from quintet.ops import attention as ops
-from quintet.platforms.tpu.kernels.ragged_attention import NOTHING, State, fold, mean
+from quintet.platforms.tpu.kernels.plain_attention import NOTHING, State, fold, mean
 from quintet.platforms.tpu.torchax_bridge import serve
 
 BLOCK = 128  # queries, and keys, that are looked at together: what is held does not grow with the step

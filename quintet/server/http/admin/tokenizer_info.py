@@ -33,14 +33,14 @@ async def tokenizer_info(http: HttpRequest) -> Response:
     service = app_state_of(http)
     tokenizer, folder = need_tokenizer(service), service.backend.model_info.tokenizer
     try:
-        said = await asyncio.to_thread(_read, folder)
+        config = await asyncio.to_thread(_read, folder)
     except (OSError, ValueError) as error:  # their words name the file
         logger.error("/tokenizer_info: %s", error)
         raise ApiError(500, "the tokenizer's configuration cannot be read; the server's log says why") from None
-    told = {**_tokenizer_settings(tokenizer), **said}
+    info = {**_tokenizer_settings(tokenizer), **config}
     if service.chat_template is not None:
-        told["chat_template"] = service.chat_template
-    return json_response(told)
+        info["chat_template"] = service.chat_template
+    return json_response(info)
 
 
 def _tokenizer_settings(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -65,10 +65,10 @@ class AnthropicReply:
         """Returns the last events, after all outputs."""
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        told = {"type": "message_delta", "delta": delta, "usage": self._usage()}
+        message_delta = {"type": "message_delta", "delta": delta, "usage": self._usage()}
         if self._edited is not UNSET:
-            told["context_management"] = self._edited
-        last = event(told, "message_delta")
+            message_delta["context_management"] = self._edited
+        last = event(message_delta, "message_delta")
         return b"".join(self._leave()) + last + _STOP
 
     def _told(self, heard: Event) -> Iterator[bytes]:

@@ -48,13 +48,13 @@ class UnknownFields:
 
     def header_value(self) -> str:
         """Returns all fields for a header: ASCII without line breaks; names only, never values."""
-        said, left = "", len(self)
+        header, left = "", len(self)
         for place, match in self._met.items():
-            part = (", " if said else "") + place + (f" (did you mean {match}?)" if match else "")
-            if len(said) + len(part) > _MAX_HEADER:
+            part = (", " if header else "") + place + (f" (did you mean {match}?)" if match else "")
+            if len(header) + len(part) > _MAX_HEADER:
                 break
-            said, left = said + part, left - 1
-        return f"{said}, and {left} more" if left else said
+            header, left = header + part, left - 1
+        return f"{header}, and {left} more" if left else header
 
     @property
     def log_key(self) -> str:
@@ -93,13 +93,13 @@ def _nearest_name(name: str, known: frozenset[str]) -> str | None:
 def refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
     """Returns the error for unknown fields of the object at `where` ("" is the body)."""
     known = list(known)
-    said = [
+    reasons = [
         unknown_name_error("field", name[:_MAX_NAME], known) for name, _ in zip(names, range(_MAX_SHOWN), strict=False)
     ]
     if not where:
         first = next(iter(names))[:_MAX_NAME]
-        return ApiError(400, said[0], param=first, code="unknown_field")
+        return ApiError(400, reasons[0], param=first, code="unknown_field")
     rest = f", and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return ApiError(
-        400, f"{where} has what it may not have: {'; '.join(said)}{rest}", param=where, code="unknown_field"
+        400, f"{where} has what it may not have: {'; '.join(reasons)}{rest}", param=where, code="unknown_field"
     )

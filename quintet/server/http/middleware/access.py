@@ -109,14 +109,14 @@ class Failures(HttpMiddleware):
             if not started:
                 await Response(status_code=_CLIENT_GONE)(scope, receive, send)
         except Exception as error:
-            told = as_api_error(error)
-            if told.status == 500 and not isinstance(error, ApiError):
+            failure = as_api_error(error)
+            if failure.status == 500 and not isinstance(error, ApiError):
                 logger.exception("request %s failed", scope["state"]["tally"].request_id)
             elif not isinstance(error, ApiError):  # the caller's fault, as far as we know
                 logger.debug("request %s was refused", scope["state"]["tally"].request_id, exc_info=True)
             if started:
                 raise  # closes the connection: the client sees an incomplete response
-            await error_response(scope, told)(scope, receive, send)
+            await error_response(scope, failure)(scope, receive, send)
 
 
 def error_response(scope: Scope, error: ApiError) -> Response:

@@ -56,8 +56,8 @@ def _load(name: str) -> Any:
 
 
 def _load_error(name: str, what: str, error: Exception, remedy: str) -> ValueError:
-    said = " ".join(str(error).split())  # one line
-    return ValueError(f"middleware {name!r} {what}: {type(error).__name__}: {said}; {remedy}")
+    message = " ".join(str(error).split())  # one line
+    return ValueError(f"middleware {name!r} {what}: {type(error).__name__}: {message}; {remedy}")
 
 
 def _check_middleware(found: Any, name: str) -> type | Callable[..., Any]:

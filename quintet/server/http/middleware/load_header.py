@@ -27,9 +27,9 @@ class LoadReport(HttpMiddleware):
 
         async def tell(message: Message) -> None:
             stats = self._service.backend.stats() if message["type"] == "http.response.start" else None
-            told = None if stats is None else load_report(form, stats)
-            if told is not None:
-                MutableHeaders(scope=message)[RESPONSE_HEADER] = told
+            header = None if stats is None else load_report(form, stats)
+            if header is not None:
+                MutableHeaders(scope=message)[RESPONSE_HEADER] = header
             await send(message)
 
         await self._app(scope, receive, tell)

@@ -146,8 +146,8 @@ class _ChatAnswer:
 
     def _usage(self) -> Usage:
         thought = [speech.num_reasoning_tokens for speech in self._output_parsers]
-        told = [each for each in thought if each is not None]
-        return self._tally.usage(sum(told) if len(told) == len(thought) else None)
+        counts = [each for each in thought if each is not None]
+        return self._tally.usage(sum(counts) if len(counts) == len(thought) else None)
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
         options = self._body.stream_options

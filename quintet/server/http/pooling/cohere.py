@@ -65,8 +65,8 @@ async def embed(http: HttpRequest) -> Response:
         embeddings = {}
         for kind in kinds:
             embeddings[kind] = await service.cooperative.run_all([_json_writer(each, kind) for each in found])
-        told = f"embd-{usage_of(http).request_id}"
-        return CohereEmbeddings(id=told, embeddings=embeddings, texts=texts, meta=meta(tally, "2"))
+        id = f"embd-{usage_of(http).request_id}"
+        return CohereEmbeddings(id=id, embeddings=embeddings, texts=texts, meta=meta(tally, "2"))
 
     return await respond(service, http, PoolingWork(prompts, params, body.priority or 0), answer)
 

@@ -206,6 +206,6 @@ def _binary_response(found: list[Numbers], form: NumberFormat, head: dict[str, A
                          "end": start + len(part), "shape": list(each.shape)})  # fmt: skip
             start += len(part)
         tokens = head.pop("usage")
-        said = {"prompt_tokens": tokens.prompt_tokens, "total_tokens": tokens.total_tokens}
-        headers["metadata"] = json.dumps({**head, "data": data, "usage": said}, ensure_ascii=True)
+        usage = {"prompt_tokens": tokens.prompt_tokens, "total_tokens": tokens.total_tokens}
+        headers["metadata"] = json.dumps({**head, "data": data, "usage": usage}, ensure_ascii=True)
     return Binary(b"".join(parts), headers)

@@ -107,8 +107,8 @@ async def score_plan(
     try:
         places = pairs(range(len(queries)), range(len(documents)))
     except ValueError as error:
-        said = str(error).replace("data_1", name_1).replace("data_2", name_2)
-        raise ApiError(400, said, param=name_2 if queries else name_1, code="invalid_value") from None
+        message = str(error).replace("data_1", name_1).replace("data_2", name_2)
+        raise ApiError(400, message, param=name_2 if queries else name_1, code="invalid_value") from None
     cuts = PairLimits(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
     if task == "score":
         prompts = await _pairs(service, body, params, [(queries[a], documents[b]) for a, b in places], cuts)

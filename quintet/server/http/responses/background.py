@@ -22,7 +22,11 @@ class BackgroundRun:
     """
 
     def __init__(
-        self, call: EngineCall, events: ResponseEventWriter, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+        self,
+        call: EngineCall,
+        events: ResponseEventWriter,
+        batches: AsyncIterator[list[bytes]],
+        ended: Callable[[], None],
     ) -> None:
         self.is_over = False
         self.size = 0  # bytes of the events so far
@@ -31,7 +35,7 @@ class BackgroundRun:
         self._log: list[bytes] = []  # event number i stands at place i
         self._news = asyncio.Event()  # set, and replaced, when the log grows
         self._add(events.begin())
-        self._task = asyncio.get_running_loop().create_task(self._work(call, events, told, ended))
+        self._task = asyncio.get_running_loop().create_task(self._work(call, events, batches, ended))
 
     async def cancel(self) -> None:
         """Stops the call, which frees its KV pages; returns when it is over. Does nothing if it has already ended."""
@@ -52,10 +56,14 @@ class BackgroundRun:
             await news.wait()
 
     async def _work(
-        self, call: EngineCall, events: ResponseEventWriter, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+        self,
+        call: EngineCall,
+        events: ResponseEventWriter,
+        batches: AsyncIterator[list[bytes]],
+        ended: Callable[[], None],
     ) -> None:
         try:
-            async for made in told:
+            async for made in batches:
                 self._add(made)
         except Cancelled:
             self._add([events.cancel()])

@@ -79,10 +79,10 @@ async def make_plan(service: AppState, store: ResponseStore, body: CreateRespons
     served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
     check_tools(service, tool_choice)
-    said = await _read_conversation(service, store, body, owner)
-    check_approved(said.approved, served.labels)
-    chat = replace(_chat_input(service, body, said, served, tool_choice), params=params)
-    return await _make_round(service, body, chat, said, served)
+    conversation = await _read_conversation(service, store, body, owner)
+    check_approved(conversation.approved, served.labels)
+    chat = replace(_chat_input(service, body, conversation, served, tool_choice), params=params)
+    return await _make_round(service, body, chat, conversation, served)
 
 
 async def next_plan(
@@ -107,26 +107,26 @@ async def next_plan(
             items=items, messages=as_messages(items), size=plan.conversation.size + len(output)
         )
 
-    said = await run_in_thread(service, len(output), add, "tools")
-    chat = replace(_chat_input(service, body, said, plan.served_tools, tool_choice), params=params)
-    planned = await _make_round(service, body, chat, said, plan.served_tools)
+    conversation = await run_in_thread(service, len(output), add, "tools")
+    chat = replace(_chat_input(service, body, conversation, plan.served_tools, tool_choice), params=params)
+    planned = await _make_round(service, body, chat, conversation, plan.served_tools)
     return replace(planned, conversation=plan.conversation)
 
 
 async def _make_round(
-    service: AppState, body: CreateResponse, chat: ChatInput, said: ConversationSoFar, served: ServedTools
+    service: AppState, body: CreateResponse, chat: ChatInput, conversation: ConversationSoFar, served: ServedTools
 ) -> ConversationPlan:
     model = chat_model(service)
     prepared = await prepare(chat, model, await _render_prompt(chat, model, body.truncation))
-    return ConversationPlan(said, PromptRequest.of(prepared, body.priority), prepared.output_format, served)
+    return ConversationPlan(conversation, PromptRequest.of(prepared, body.priority), prepared.output_format, served)
 
 
 async def count_input(service: AppState, store: ResponseStore, body: CountInput, owner: str) -> int:
     """Returns the prompt tokens of a response, of any length; messages dropped by `truncation: "auto"` do not count."""
     served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
-    said = await _read_conversation(service, store, body, owner)
-    chat, params = _chat_input(service, body, said, served, tool_choice), checked_params(service, {}, {})
+    conversation = await _read_conversation(service, store, body, owner)
+    chat, params = _chat_input(service, body, conversation, served, tool_choice), checked_params(service, {}, {})
     if body.truncation == "auto":
         chat = replace(chat, params=params)
     return len((await _render_prompt(chat, chat_model(service), body.truncation)).token_ids)
@@ -135,20 +135,20 @@ async def count_input(service: AppState, store: ResponseStore, body: CountInput,
 def _chat_input(
     service: AppState,
     body: CreateResponse | CountInput,
-    said: ConversationSoFar,
+    conversation: ConversationSoFar,
     served: ServedTools,
     tool_choice: ToolChoice,
 ) -> ChatInput:
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = template_tools(service, [nested(each) for each in served.functions or ()], tool_choice)
     return ChatInput(
-        messages=[*head, *said.messages],
+        messages=[*head, *conversation.messages],
         options=ChatOptions(tools=tools, chat_template_kwargs=body.chat_template_kwargs),
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         thinking=ReasoningSettings().with_effort((body.reasoning or {}).get("effort")),
         cache_salt=body.cache_salt if isinstance(body, CreateResponse) else None,
-        size=said.size,
+        size=conversation.size,
         names=FieldNames("input", "text.format", served.positions, _REMEDY),
     )
 

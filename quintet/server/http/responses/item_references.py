@@ -49,8 +49,8 @@ class ItemReferences:
     def read(self) -> None:
         """Decodes each needed response once."""
         for stored in {stored.id: stored for stored in self._holders.values()}.values():
-            said = [*msgspec.json.decode(stored.items), *msgspec.json.decode(stored.response)["output"]]
-            for item in said:
+            items = [*msgspec.json.decode(stored.items), *msgspec.json.decode(stored.response)["output"]]
+            for item in items:
                 if self._holders.get(item["id"]) is stored:
                     item = without_logprobs(item)
                     self._items[item["id"]] = item, len(msgspec.json.encode(item))

@@ -127,8 +127,8 @@ def approvals_as_calls(items: Sequence[Item]) -> Iterator[Item]:
 def _as_mcp_call(request: Item, came: Item) -> Item:
     if came["type"] == "mcp_call":
         return came
-    said = None if came["approve"] else f"{_REFUSED}: {came['reason']}" if came["reason"] else _REFUSED
-    return {**request, "type": "mcp_call", "status": "completed", "output": said, "error": None}
+    refusal = None if came["approve"] else f"{_REFUSED}: {came['reason']}" if came["reason"] else _REFUSED
+    return {**request, "type": "mcp_call", "status": "completed", "output": refusal, "error": None}
 
 
 def _approval_id(item: Item) -> str | None:

@@ -33,8 +33,8 @@ class _MessageBuilder:
         self._scores: list[bytes] = []  # as JSON
 
     def item(self, status: str) -> OutputMessage:
-        said = status != "in_progress" or self._text
-        return OutputMessage(id=self.id, status=status, content=[self._part()] if said else [])
+        has_content = status != "in_progress" or self._text
+        return OutputMessage(id=self.id, status=status, content=[self._part()] if has_content else [])
 
     def start_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
         return [ResponseEvent("content_part.added", {**where, "content_index": 0, "part": OutputText(text="")})]

@@ -50,9 +50,9 @@ class ResponseRounds:
             if not self._reply.has_calls_to_run:
                 return
             yield self._reply.output.pause()
-            told = self._told
+            batches = self._told
             yield await call.run_between(self._carry_out())
-            if self._reply.output.needs_client or told or not await self._goes_on(call):
+            if self._reply.output.needs_client or batches or not await self._goes_on(call):
                 return
 
     async def _goes_on(self, call: EngineCall) -> bool:

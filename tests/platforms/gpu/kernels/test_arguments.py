@@ -152,7 +152,8 @@ def test_long_prompts_in_large_groups_stay_within_a_grid(
 def test_sums_of_splits_are_of_few_tokens() -> None:
     """Their tokens are a grid's second axis."""
     from quintet.platforms.gpu.kernels import quantized
+    from quintet.platforms.gpu.kernels.product_tiles import tile_for
 
-    for tile in (quantized.tile_for(65_536, False), quantized.tile_for(65_536, True)):
+    for tile in (tile_for(65_536, False), tile_for(65_536, True)):
         splits = [quantized._splits(tokens, 1, 10**6, tile, 10**6, 1000) for tokens in (64, 65, 65_536)]
         assert splits[0] > 1 and splits[1:] == [1, 1]

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from benchmarks import gpu_sweep
 from quintet.platforms.gpu.kernels import attention, attention_split, chips, quantized
 from quintet.platforms.gpu.kernels.attention_layer import AttentionLayer, DeviceLimits
+from quintet.platforms.gpu.kernels.product_tiles import ProductTile, tile_for
 from quintet.platforms.gpu.ops import attention as triton_attention
 from quintet.platforms.gpu.ops import torch_linear as torch_products
 
@@ -73,9 +74,9 @@ def test_kernels_go_by_it() -> None:
     assert (prompts.rows, prompts.slots, prompts.warps, prompts.stages) == (64, 128, 4, 2)
     for blocks in (attention_split.split_blocks, attention.tile_blocks):
         assert blocks(other, tuned) == blocks(other, ours)
-    assert quantized.tile_for(7, False, "int4", tuned.cut) == quantized.ProductTile(16, 128, 8, 5)
+    assert tile_for(7, False, "int4", tuned.cut) == ProductTile(16, 128, 8, 5)
     for tokens, kind in ((17, "int4"), (7, "int8"), (7, "")):
-        assert quantized.tile_for(tokens, False, kind, tuned.cut) == quantized.tile_for(tokens, False, kind, ours.cut)
+        assert tile_for(tokens, False, kind, tuned.cut) == tile_for(tokens, False, kind, ours.cut)
     with gpu_sweep.trying(WHOLE):
         assert [torch_products._few(name, DEVICE) for name in ("FEW", "FEW_EACH")] == [3, 0]
         assert torch_products._few("FEW_INTEGERS", DEVICE) == torch_products.FEW_INTEGERS

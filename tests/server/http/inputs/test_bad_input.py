@@ -41,7 +41,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def check(response: Any, sent: Any) -> None:
+def assert_served_or_refused(response: Any, sent: Any) -> None:
     assert response.status_code < 500, (sent, response.text)
     if response.status_code >= 400:
         error = response.json()["error"]
@@ -54,7 +54,7 @@ async def test_bytes_that_are_no_request_are_refused(path: str) -> None:
     async with client() as http:
         for raw in BODIES:
             response = await http.post(path, content=raw, headers={"content-type": "application/json"})
-            check(response, raw[:60])
+            assert_served_or_refused(response, raw[:60])
             assert response.status_code == 400, (raw[:60], response.text)
 
 
@@ -64,7 +64,7 @@ async def test_values_of_any_kind_in_any_field_are_no_failure(path: str) -> None
     async with client(FakeBackend(max_model_len=32)) as http:
         for field in FIELDS:
             for value in VALUES:
-                check(await http.post(path, json={**base, field: value}), (field, str(value)[:60]))
+                assert_served_or_refused(await http.post(path, json={**base, field: value}), (field, str(value)[:60]))
 
 
 MESSAGES: list[Any] = [
@@ -84,7 +84,7 @@ MESSAGES: list[Any] = [
 async def test_messages_of_any_kind_are_no_failure(path: str) -> None:
     async with client() as http:
         for messages in MESSAGES:
-            check(await http.post(path, json={"messages": messages}), messages)
+            assert_served_or_refused(await http.post(path, json={"messages": messages}), messages)
 
 
 @pytest.mark.parametrize("field", ["allowed_token_ids", "stop_token_ids", "logit_bias", "prompt"])
