@@ -29,7 +29,7 @@ FEWER = {"biased_experts": 2, "experts": 3, "grouped_linear": 3, "paged_attentio
 }
 
 # called only where such weights are kept as they are (Capabilities.weight_formats)
-KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
+KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("embedding", "tables")}
 # ops with results made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",

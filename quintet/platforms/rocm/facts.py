@@ -10,16 +10,7 @@ import torch
 
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import (
-    OTHER_DEVICE,
-    GPUFacts,
-    combine_unavailable,
-    compiler,
-    header,
-    missing_launcher,
-    on_the_bus,
-    read_sysfs,
-)
+from quintet.platforms.gpu import facts as gpu
 
 GIB = 2**30
 AMD = "0x1002"
@@ -57,22 +48,22 @@ class RocmMachine:
     environment: Callable[[], Environment] = read_environment
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
-    compiler: Callable[[], str | None] = compiler
-    header: Callable[[], Path] = header
+    compiler: Callable[[], str | None] = gpu.compiler
+    header: Callable[[], Path] = gpu.header
 
 
-def facts(machine: RocmMachine | None = None) -> GPUFacts | Unavailable:
+def facts(machine: RocmMachine | None = None) -> gpu.GPUFacts | Unavailable:
     """The devices that torch would open, or every reason why it would not, each with what helps."""
     machine = machine or RocmMachine()
     cards = _cards(machine)
     ours = visible(cards, machine.environment())
     reasons = _of_driver(machine, cards, ours) + _of_packages(machine) + _of_archs(ours)
     if reasons:
-        return combine_unavailable(reasons)
+        return gpu.combine_unavailable(reasons)
     return _facts(ours, machine)
 
 
-def _facts(cards: Sequence[RocmCard], machine: RocmMachine) -> GPUFacts:
+def _facts(cards: Sequence[RocmCard], machine: RocmMachine) -> gpu.GPUFacts:
     kinds = {FP8[card.arch] for card in cards}
     shown, arches = (", ".join(dict.fromkeys(each)) for each in zip(*((c.name, c.arch) for c in cards), strict=True))
     memory = min(card.memory for card in cards)
@@ -80,15 +71,16 @@ def _facts(cards: Sequence[RocmCard], machine: RocmMachine) -> GPUFacts:
     names, fp8 = tuple(card.name for card in cards), kinds.pop() if len(kinds) == 1 else None
     unsound = next((card.arch for card in cards if card.arch.startswith(RDNA)), None)
     eager = f"graphs of Triton kernels are reported to crash on {unsound} (vllm #34154)" if unsound else ""
-    return GPUFacts(names, DTYPES, fp8, memory, detail, missing_launcher(machine.compiler(), machine.header()), eager)
+    lacking = gpu.missing_launcher(machine.compiler(), machine.header())
+    return gpu.GPUFacts(names, DTYPES, fp8, memory, detail, lacking, eager)
 
 
 def _of_driver(machine: RocmMachine, cards: Sequence[RocmCard], ours: Sequence[RocmCard]) -> list[Unavailable]:
     """Returns what is wrong with the driver: it is missing, or this process may not use it."""
     kfd = machine.dev / "kfd"
     if not (machine.sys / "class" / "kfd").exists():
-        if not on_the_bus(machine.sys / "bus" / "pci" / "devices", AMD):
-            return [Unavailable("no AMD GPU driver and no AMD GPU here", OTHER_DEVICE)]
+        if not gpu.on_the_bus(machine.sys / "bus" / "pci" / "devices", AMD):
+            return [Unavailable("no AMD GPU driver and no AMD GPU here", gpu.OTHER_DEVICE)]
         return [Unavailable("an AMD GPU is here, and no driver for it", "install the driver amdgpu (amdgpu-dkms)")]
     if not cards:
         return [Unavailable("the driver amdgpu is loaded and shows no GPU that computes", "look at dmesg and rocminfo")]
@@ -127,7 +119,7 @@ def _cards(machine: RocmMachine) -> list[RocmCard]:
         banks = [_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
         node = f"renderD{properties.get('drm_render_minor', 0)}"
-        name = read_sysfs(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
+        name = gpu.read_sysfs(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
         found.append(RocmCard(name, arch, memory, f"GPU-{int(properties.get('unique_id', 0)):016x}", node))
     return found
 
@@ -158,5 +150,5 @@ def visible(cards: Sequence[RocmCard], environment: Environment) -> list[RocmCar
 
 def _properties(path: Path) -> dict[str, str]:
     """Lines of a name and a number each; nothing where the kernel does not let this process read them."""
-    lines = (line.split() for line in read_sysfs(path).splitlines())
+    lines = (line.split() for line in gpu.read_sysfs(path).splitlines())
     return {words[0]: words[1] for words in lines if len(words) == 2}

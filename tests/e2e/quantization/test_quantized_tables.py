@@ -23,7 +23,7 @@ TIED, UNTIED = ("gemma2", "gemma3", "gpt2", "qwen3"), ("llama", "qwen2moe")
 IDS = [3, 17, 60, 5, 5, 41, 0, 63, 22]
 FACTS = PLATFORM.probe()
 assert isinstance(FACTS, Capabilities)
-if "rows" not in FACTS.weight_formats:
+if "embedding" not in FACTS.weight_formats:
     pytest.skip("tables are floats without the compiled extension", allow_module_level=True)
 
 
@@ -32,7 +32,7 @@ def runner(path: Path, activations: int | None, dtype: torch.dtype, rows: bool =
     config = load_model_config(path)
     checkpoint, kept = (
         read_quantization_config(config.quantization_config),
-        FACTS.weight_formats - ({"rows"} if not rows else set()),
+        FACTS.weight_formats - ({"embedding"} if not rows else set()),
     )
     forms = QuantizationPlan(checkpoint=checkpoint, supported_kinds=kept, activations=activations)
     return Runner(Tiny(path, config, None), dtype=dtype, quantization=forms, max_model_len=64)

@@ -1,5 +1,4 @@
-"""Ragged paged attention over a work list in plain JAX, and the running softmax (Dao et al. 2022) that the Pallas
-kernels share with it."""
+"""Ragged paged attention in plain JAX, with the running softmax (Dao et al. 2022) that the Pallas kernels use too."""
 
 import functools
 from collections.abc import Callable
