@@ -5,14 +5,13 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.chat.prompts import Prompt, parse_prompts
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_parser, find_reasoning_markers
 from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
-from quintet.engine.data_parallel.engines import DataParallelEngines, per_engine_config
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
@@ -38,6 +37,9 @@ from quintet.sampling_params import SamplingParams
 from quintet.structured_output.grammar import GrammarCompiler
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from quintet.engine.data_parallel.engines import DataParallelEngines
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,6 +49,8 @@ _FILE_ONLY_KEYS = ("_name_or_path", "architectures", "dtype", "transformers_vers
 
 class EngineClient:
     """Takes requests as text or token ids, returns outputs as text; its caller calls step()."""
+
+    engine: "Engine | DataParallelEngines"
 
     def __init__(self, config: EngineConfig, progress: bool = True) -> None:
         """ValueError, OSError or MemoryError says why it does not start."""
@@ -63,8 +67,10 @@ class EngineClient:
             _eos_ids(prepared, self.tokenizer),
             prepared.config.structured_outputs_config,
         )
-        if several:
-            self.engine: Engine | DataParallelEngines = DataParallelEngines(per_engine_config(config, prepared.config))
+        if several:  # imported where it is used: one engine in this process needs no ZeroMQ
+            from quintet.engine.data_parallel.engines import DataParallelEngines, per_engine_config
+
+            self.engine = DataParallelEngines(per_engine_config(config, prepared.config))
             prepared = self.engine_plan = self.engine.limit_plan(prepared)
         else:
             self.engine = launch(prepared, progress, self.grammars)
@@ -167,7 +173,7 @@ class EngineClient:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
-        if isinstance(self.engine, DataParallelEngines):
+        if not isinstance(self.engine, Engine):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = (
             self.engine_plan.capabilities.layout_key,

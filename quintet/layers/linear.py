@@ -161,6 +161,10 @@ class ColumnParallelLinear(Layer):
         source = weight.source.removesuffix("weight") + "bias"
         return replace(weight, source=source, shape=(split.total,), ranges=ranges, transposed=False)
 
+    def bias_slice(self, path: str, output: int) -> CheckpointSlice:
+        """Returns the checkpoint's slice with the bias of one output, given the path of a module beside this one."""
+        return self._bias(self._weight(path).slices[output], self._splits[output])
+
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out], each this rank's share
         y = self._product(x)
         return self._build.comm.all_reduce(y) if self._reduce else y

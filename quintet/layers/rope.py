@@ -31,8 +31,8 @@ class RopeLengths:
 class Rotary(Layer):
     """One table of cosines and sines, shared by the layers that turn alike.
 
-    With `partial`, for families that turn the first part of a head where the checkpoint says so; with `neighbours`, for
-    those that pair features 2 i and 2 i + 1 instead of the halves.
+    With `partial`, for families that turn the first part of a head where the checkpoint says so; with `interleaved`,
+    for those that pair features 2 i and 2 i + 1 instead of the halves.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Rotary(Layer):
         interleaved: bool = False,
     ) -> None:
         super().__init__(build, *(("pair_rotary",) if interleaved else ("rotary", "norm_rotary")))
-        self._interleaved = interleaved
-        self._dim = rotary_dim(head_dim, parameters, partial)
+        self.interleaved = interleaved
+        self.dim = rotary_dim(head_dim, parameters, partial)  # channels of a head that turn
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
         self._lengths = RopeLengths(trained, build.max_model_len)
-        frequencies(self._dim, self._scaling, self._lengths)  # refuses what it cannot compute, before a weight is read
+        frequencies(self.dim, self._scaling, self._lengths)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
     @classmethod
@@ -61,10 +61,10 @@ class Rotary(Layer):
         return cls(build, head_dim(config), config.rope_parameters, trained, partial, interleaved)
 
     def constants(self) -> dict[str, Tensor]:
-        return {"table": rotary_table(self._dim, self._scaling, self._lengths)}
+        return {"table": rotary_table(self.dim, self._scaling, self._lengths)}
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turn = self.ops.pair_rotary if self._interleaved else self.ops.rotary
+        turn = self.ops.pair_rotary if self.interleaved else self.ops.rotary
         turned: tuple[Tensor, Tensor] = turn(q, k, self.table, positions)
         return turned
 
@@ -73,7 +73,7 @@ class Rotary(Layer):
     ) -> tuple[Tensor, Tensor]:
         """q and k turned after each head went through its norm: one op for both."""
         of_q, of_k = norms
-        if self._interleaved:
+        if self.interleaved:
             return self(of_q(q), of_k(k), positions)
         turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _head_norms(of_q, of_k), self.table, positions)
         return turned
@@ -81,8 +81,8 @@ class Rotary(Layer):
     def rotary_args(self, of_q: nn.Module | None, of_k: nn.Module | None) -> RotaryArgs | None:
         """Returns the rotary arguments for a kernel that does more than turn; None where no one op does all of it."""
         if of_q is None or of_k is None:
-            return RotaryArgs(self.table, None, self._interleaved)
-        if self._interleaved or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
+            return RotaryArgs(self.table, None, self.interleaved)
+        if self.interleaved or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
             return None
         return RotaryArgs(self.table, _head_norms(of_q, of_k))
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec, RotaryArgs
 from quintet.interface.weights import CheckpointSlice, Weight
+from quintet.layers.attention.key_scales import KeyScales, rotary_pairs
 from quintet.layers.attention.kv_scales import KVScales
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads
 from quintet.layers.layer_state import StepState
@@ -65,6 +66,9 @@ class SelfAttention(nn.Module):
         self.sinks = Sinks(build, queries) if shape.sinks else None
         self.shares_kv = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
+        self.key_scales = None
+        if build.kv_dtype == torch.int8 and shape.bias and shape.stored.num_strips == 1:
+            self.key_scales = KeyScales(build, self.qkv, (queries, keys), rotary_pairs(shape.head_dim, rotary))
         self.spec = AttentionSpec(
             heads=self._heads,
             kv_heads=self._kv_heads,
@@ -104,6 +108,8 @@ class SelfAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """[T, heads, D] each -> [T, H * D]."""
         sinks = self._sinks
+        if self.key_scales is not None and self.k_norm is None:
+            q, k = self.key_scales(q, k)
         if not self.kv_scales.enabled:
             return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
         mixed = self.mixing(*self.kv_scales.scale_inputs(q, k, v), cache, sinks)
@@ -116,7 +122,7 @@ class SelfAttention(nn.Module):
     def _fused_rotary_args(self) -> RotaryArgs | None:
         """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
         done."""
-        apart = self.rotary is None or self.shares_kv or self.kv_scales.enabled
+        apart = self.rotary is None or self.shares_kv or self.kv_scales.enabled or self.key_scales is not None
         if apart or not self.mixing.mixer.fuses_rotary or type(self)._apply_rotary is not SelfAttention._apply_rotary:
             return None
         assert self.rotary is not None

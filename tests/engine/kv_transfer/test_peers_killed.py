@@ -62,7 +62,7 @@ def lots_of(two: Two, told: dict[str, dict[str, Any]]) -> list[Lot]:
 def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None], taker: Any) -> None:
     """The giver goes when a page has come, or when the next is being read where it lies."""
     monkeypatch.setattr(memory, "MAX_BYTES_AHEAD", 1)  # page by page
-    bring, opening, came = PeerLoad.add_page, taker._route.open, threading.Event()
+    bring, opening, came = PeerLoad.add_page, taker._route.open_region, threading.Event()
 
     def brought(load: PeerLoad, place: int, row: Any) -> None:
         bring(load, place, row)
@@ -84,7 +84,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None]
 
     monkeypatch.setattr(PeerLoad, "add_page", brought)
     if opening is not None:
-        taker._route = taker._route._replace(open=opened)
+        taker._route = taker._route._replace(open_region=opened)
 
 
 @pytest.mark.parametrize("fails", [False, True])

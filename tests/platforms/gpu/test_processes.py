@@ -140,7 +140,7 @@ def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
         return found
 
     both = each_rank(2, work)
-    assert {each.place.endpoint for each in both} == {both[0].place.endpoint}, "known to both by the same name"
+    assert {each.rank_info.endpoint for each in both} == {both[0].rank_info.endpoint}, "known to both by the same name"
     both[1].channel.abort("rank 1 broke")
     until = time.monotonic() + 5
     while len(aborted) < 2 and time.monotonic() < until:
@@ -148,7 +148,7 @@ def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
     assert sorted(aborted) == [0, 1]
     with pytest.raises(DeviceLost, match="rank 1 broke"):
         both[0].channel.exchange(b"")
-    folder = Path(both[0].place.endpoint.removeprefix("file://")).parent
+    folder = Path(both[0].rank_info.endpoint.removeprefix("file://")).parent
     assert folder.is_dir()
     both[0].close()
     assert not folder.exists()

@@ -49,7 +49,7 @@ def test_a_layer_turns_and_keeps_at_once_or_as_it_did(family: str, layers: str, 
     assert all(each)
     count = settings.get("num_hidden_layers", 2)
     assert len(CALLS) in {"all": [count], "none": [0]}.get(layers, range(1, count))
-    assert all((turn.norms is not None, turn.neighbours) == (norms, neighbours) for turn in CALLS)
+    assert all((turn.norms is not None, turn.interleaved) == (norms, neighbours) for turn in CALLS)
 
 
 def test_what_was_asked_to_be_the_specification_is() -> None:
