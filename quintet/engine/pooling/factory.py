@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
 from quintet.engine.pooling import heads
 from quintet.engine.pooling.heads import Head
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.pooler import Pooler
+from quintet.engine.pooling.sentence_modules import output_width, read_modules
 from quintet.hub.pooling_task import Pooling, is_pooling_model, plan_pooling
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.weight_files import WeightFiles
@@ -55,18 +55,17 @@ def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reason
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
     """Returns the limits of pooling requests."""
     sentence = pooling.sentence
-    last = read_object(sentence.dense[-1] / "config.json").get("out_features") if sentence.dense else None
     return PoolingBounds(
         tasks=pooling.tasks,
         max_model_len=max_model_len,
-        width=last if isinstance(last, int) else hf_config.hidden_size,
+        width=output_width(sentence.modules, hf_config.hidden_size),
         sequence=pooling.sequence,
         matryoshka_dims=pooling.matryoshka,
         chunks_long_texts=pooling.chunked,
         max_embed_len=pooling.max_embed_len,
-        prompts=dict(sentence.prompts),
-        default_prompt=sentence.default_prompt,
-        lowercase=sentence.lower,
+        prompts=dict(sentence.settings.prompts),
+        default_prompt=sentence.settings.default_prompt,
+        lowercase=sentence.settings.lowercase,
         has_separator=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 
@@ -76,8 +75,11 @@ def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, fol
     if pooling.token_heads:
         return _sparse_pooler(pooling, files, hf_config, folder)
     if pooling.convert == "embed":
-        head = tuple(heads.read_dense(each) for each in pooling.sentence.dense)
-        return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": head} if head else {})
+        if pooling.projects_tokens:
+            projection = (heads.colbert_projection(heads.raw_tensors(files)),) if files else ()
+            return Pooler(pooling, {"token_embed": projection})
+        functions = read_modules(pooling.sentence.modules, hf_config.hidden_size)
+        return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": functions})
     tasks = pooling.tasks
     if files is None:
         return Pooler(pooling, {}, softmax="score" not in tasks)
