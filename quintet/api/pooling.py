@@ -124,9 +124,7 @@ class PoolingMethods:
         if task == "score":
             if self._client.tokenizer is None:
                 raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
-            template = PairTemplate(
-                self._client.tokenizer, score_template, self._bounds.has_separator, self._bounds.lowercase
-            )
+            template = PairTemplate(self._client.tokenizer, score_template, self._bounds.has_separator)
             return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
         if score_template is not None:
             raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
@@ -230,16 +228,16 @@ def _num_prompts(prompts: Any) -> int:
 def _with_prompt(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
     """Texts with the model's prompt before them; token ids stay as they are."""
     name = bounds.default_prompt if name is None else name
-    if not name and not bounds.lowercase:
+    if not name:
         return prompts
-    if name and name not in bounds.prompts:
+    if name not in bounds.prompts:
         known = ", ".join(bounds.prompts) or "none"
         raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {known}")
-    before = bounds.prompts.get(name or "", "")
+    before = bounds.prompts[name]
 
     def prompted(prompt: Any) -> Any:
         if isinstance(prompt, str):
-            return before + (prompt.lower() if bounds.lowercase else prompt)
+            return before + prompt
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             return {**prompt, "prompt": prompted(prompt["prompt"])}
         return prompt

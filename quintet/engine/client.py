@@ -57,6 +57,8 @@ class EngineClient:
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
+            if prepared.pooling_bounds is not None:
+                self.tokenizer.for_pooling(prepared.pooling_bounds.lowercase)
         self.grammars = GrammarCompiler(
             lambda: self.tokenizer,
             prepared.vocab_size,

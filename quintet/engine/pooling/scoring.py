@@ -69,15 +69,12 @@ class PairTemplate:
     tokenizer: Tokenizer
     template: str | None = None  # Jinja
     has_separator: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
-    lowercase: bool = False  # texts are brought to lower case first
 
     def prompt(self, query: str, document: str, cuts: "PairLimits | None" = None) -> PairPrompt:
         """ValueError where a text has lone surrogates, the template fails, or nothing comes of both."""
         cuts = cuts or PairLimits()
         for text, name in ((query, "the query"), (document, "the document")):
             refuse_surrogates(text, name)
-        if self.lowercase:
-            query, document = query.lower(), document.lower()
         first, second = self.truncate(query, cuts.query), self.truncate(document, cuts.document)
         pair = self._joined(first, second) if self.template is not None or not self.has_separator else None
         pair = pair or self._separated(first, second, cuts.pair)

@@ -67,8 +67,6 @@ class TextReader:
         tokenizer = self.service.backend.tokenizer
         if tokenizer is None:
             raise ValueError(f"{self.name(at[0], count)} is text, but the engine has no tokenizer; give token ids")
-        if self.limits.lowercase:
-            texts = [each.lower() for each in texts]
         for place, text in zip(at, texts, strict=True):
             self._check_length(tokenizer, len(text), self.name(place, count))
         return tokenizer.encode_all([self.prefix + each for each in texts], self.special)

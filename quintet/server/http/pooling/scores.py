@@ -134,7 +134,7 @@ async def _pairs(
 ) -> list[Prompt]:
     """Builds the prompts of a cross-encoder, one per pair."""
     bounds = bounds_of(service)
-    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.has_separator, bounds.lowercase)
+    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.has_separator)
     keep = params.truncate_prompt_tokens
     cuts = cuts._replace(pair=bounds.max_model_len if keep == -1 else keep)
     texts = TextReader(service, params, body.cache_salt, truncate_left=truncates_left(body), param="documents")
