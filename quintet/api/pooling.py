@@ -10,7 +10,7 @@ from quintet.chat.prompts import Prompt, PromptType
 from quintet.config.schema.unsupported import refuses_unsupported
 from quintet.engine.client import EngineClient
 from quintet.engine.pooling.input_processor import PoolingBounds
-from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, compare, pairs
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import (
     ClassificationOutput,
@@ -124,7 +124,9 @@ class PoolingMethods:
         if task == "score":
             if self._client.tokenizer is None:
                 raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
-            template = PairTemplate(self._client.tokenizer, score_template, self._bounds.has_separator)
+            template = PairTemplate(
+                self._client.tokenizer, score_template, self._bounds.truncates_left, self._bounds.has_separator
+            )
             return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
         if score_template is not None:
             raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
@@ -145,15 +147,17 @@ class PoolingMethods:
         self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however many it is compared with."""
+        query, document = self._bounds.score_prompts(params.task or "embed")
+        texts = [(query + first, document + second) for first, second in texts]
         places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
-        prompts = self._client.parse(_with_prompt(list(places), self._bounds, None))
+        prompts = self._client.parse(list(places))
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         vectors = [answered(each, PoolingOutput) for each in outputs]
-        compare = cosine if params.task == "embed" else max_sim
         found = []
         for first, second in ((vectors[places[a]], vectors[places[b]]) for a, b in texts):
             ids = [*first.prompt_token_ids, *second.prompt_token_ids]
-            score = compare(first.outputs.data, second.outputs.data)
+            vectors_of = (first.outputs.data, second.outputs.data)
+            score = compare(self._bounds, params.task or "embed", *vectors_of, second.prompt_token_ids)
             found.append(scored(f"{first.request_id}_{second.request_id}", score, ids, first.num_cached_tokens))
         return found
 

@@ -247,7 +247,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         config.max_logprobs,
         prepared.embeds_width,
         config.scheduling_policy == "priority",
-        None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_end_tokens(tokenizer),
+        None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
     )
     if tokenizer is None:

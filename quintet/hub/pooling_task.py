@@ -11,6 +11,7 @@ from typing import Any
 
 from quintet.config import EngineConfig, PoolerConfig
 from quintet.hub.config_checks import CLASS_FAMILIES, GENERATIVE_SUFFIXES
+from quintet.hub.sentence_settings import SentenceSettings, read_tokenizer_config, tokenizer_length
 from quintet.hub.sentence_transformers import SentenceTransformersConfig, has_modules, read_cross_encoder, read_sentence
 
 # ends of the names of classes -> what they are converted to
@@ -63,6 +64,7 @@ class Pooling:
     max_embed_len: int | None = None  # of so many tokens at most
     token_heads: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
     projects_tokens: bool = False  # ColBERT: linear.weight among the model's tensors
+    truncates_left: bool = False  # longer texts lose their beginning
     sentence: SentenceTransformersConfig = SentenceTransformersConfig()
 
     @property
@@ -101,6 +103,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     convert = own if config.convert in ("auto", "none") else config.convert
     read = {"embed": read_sentence, "classify": read_cross_encoder}.get(convert)
     sentence = SentenceTransformersConfig() if read is None else read(folder)
+    if encoder and not has_modules(folder):
+        sentence = replace(sentence, settings=SentenceSettings(max_length=tokenizer_length(folder)))
     projects_tokens = convert == "embed" and any("ColBERT" in name for name in names) and not sentence.modules
     if projects_tokens:
         sentence = replace(sentence, pools_tokens=True, normalize=True)
@@ -127,6 +131,7 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
         chunked=asked.enable_chunked_processing,
         max_embed_len=asked.max_embed_len,
         projects_tokens=projects_tokens,
+        truncates_left=read_tokenizer_config(folder).get("truncation_side") == "left",
         sentence=sentence,
     )
     if token == "STEP" and pooling.step_tag_id is None and pooling.returned_token_ids is None:

@@ -16,7 +16,7 @@ LENGTHS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentenc
            "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
            "sentence_xlnet_config.json")  # fmt: skip
 BESIDE = "config_sentence_transformers.json"
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "meanmaxsim")
 # what a Transformer module gives: its task -> (the model's output, the feature it is stored as)
 _OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
@@ -125,14 +125,20 @@ def _max_length(folder: Path, file: Path, trunk: Mapping[str, Any]) -> int | Non
     args = {**(trunk.get("tokenizer_args") or {}), **(trunk.get("processor_kwargs") or {})}
     length = args.get("model_max_length", trunk.get("max_seq_length"))
     if length is None:
-        return _tokenizers_length(folder)
+        return tokenizer_length(folder)
     if type(length) is not int or length < 1:
         raise ValueError(f"{file}: max_seq_length is {length!r}, not a number of tokens; correct it")
     return length
 
 
-def _tokenizers_length(folder: Path) -> int | None:
-    """Returns the length that newer releases keep there; None for a number beyond any text, which means no limit."""
-    file = folder / "tokenizer_config.json"
-    length = read_object(file).get("model_max_length") if file.is_file() else None
+def tokenizer_length(folder: Path) -> int | None:
+    """Returns the length that newer releases keep in tokenizer_config.json; None for a number beyond any text, which
+    means no limit."""
+    length = read_tokenizer_config(folder).get("model_max_length")
     return length if type(length) is int and 0 < length <= MAX_INT32 else None
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Returns the entries of tokenizer_config.json; none if there is no such file."""
+    file = folder / "tokenizer_config.json"
+    return read_object(file) if file.is_file() else {}

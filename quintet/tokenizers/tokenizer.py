@@ -99,10 +99,9 @@ class Tokenizer:
         from tokenizers import normalizers
 
         self._single_bos = False
-        first = self.backend.normalizer
-        steps = list(first) if isinstance(first, normalizers.Sequence) else [] if first is None else [first]
-        if lowercase and not any(isinstance(step, normalizers.Lowercase) for step in steps):
-            self.backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+        if lowercase:
+            behind = [] if self.backend.normalizer is None else [self.backend.normalizer]
+            self.backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *behind])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text. In a prompt that text is generated for there is one BOS: if it begins with the BOS, it brings

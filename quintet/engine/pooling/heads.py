@@ -47,7 +47,8 @@ _ACTIVATIONS: Mapping[str, Callable[[FloatRows], FloatRows]] = {
 }
 
 
-class HeadNormWeights(NamedTuple):
+@dataclass(frozen=True)
+class HeadNormWeights:
     """A layer norm."""
 
     weight: FloatRows

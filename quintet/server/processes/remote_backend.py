@@ -230,7 +230,7 @@ class RemoteBackend:
         pooling = served.pooling
         if pooling is not None and self._tokenizer is not None:
             self._tokenizer.for_pooling(pooling.lowercase)
-            pooling = pooling.with_end_tokens(self._tokenizer)
+            pooling = pooling.with_special_tokens(self._tokenizer)
         bounds = ModelLimits(
             served.vocab_size,
             served.max_model_len,
