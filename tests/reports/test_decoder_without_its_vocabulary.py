@@ -1,4 +1,4 @@
-"""The decoder of a tokenizer is read by itself: to_str() would write and parse the whole vocabulary (truth.md, FAULT 2)."""
+"""A tokenizer's decoder is read by itself: to_str() writes and parses the whole vocabulary (truth.md, FAULT 2)."""
 
 from typing import Any
 
