@@ -34,8 +34,7 @@ from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
 from quintet.engine.platform_support import support_evidence
-from quintet.engine.pooling.factory import bounds_of, make_pooler, pooling_of, resolve_pooling
-from quintet.engine.pooling.heads import HEAD_TENSORS, PROJECTIONS
+from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization, scheme_of
@@ -187,8 +186,7 @@ def _decide(
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts))
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
-        outside = (*HEAD_TENSORS, *PROJECTIONS) if pooling.sentence.pools_tokens else HEAD_TENSORS
-        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=outside)
+        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(

@@ -51,6 +51,11 @@ def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reason
     return config.replace(**changes)
 
 
+def head_tensors(pooling: Pooling) -> tuple[str, ...]:
+    """Returns patterns of tensors that are no part of the model's trunk."""
+    return (*heads.HEAD_TENSORS, *heads.PROJECTIONS) if pooling.sentence.pools_tokens else heads.HEAD_TENSORS
+
+
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
     """Returns the limits of pooling requests."""
     sentence = pooling.sentence
