@@ -112,8 +112,8 @@ class PoolingMethods:
         """Returns scores of pairs of texts: one text with each of several, or each with the one in its place.
 
         A cross-encoder reads both at once, as its tokenizer or `score_template` joins them: Jinja, over messages of the
-        roles query and document. Of an embedding model it is the cosine, or the similarity that its files name; where each
-        token has a vector, the sum of the best products (MaxSim).
+        roles query and document. Of an embedding model it is the cosine, or the similarity that its files name; where
+        each token has a vector, the sum of the best products (MaxSim).
         """
         texts = pairs(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
         task = next((each for each in ("score", "embed", "token_embed") if each in self._bounds.tasks), "score")
