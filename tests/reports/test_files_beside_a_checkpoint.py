@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from quintet import LLM
+from quintet.hub.resolve import load_generation_config
 from tests.e2e.pooling.test_scores import SIZES, WORDS, tokenizer
 
 TEXTS = ["a cat sat", "the dog ran on the mat", "where is it"]
@@ -237,3 +238,16 @@ def test_a_score_of_expanded_queries_is_refused_by_name(trunk: Path, tmp_path: P
         with pytest.raises(ValueError, match="do_query_expansion"):
             llm.score(TEXTS[0], TEXTS)
         assert llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)[0].outputs.data.shape == (5, 16)
+
+
+def test_entries_of_generation_config_that_are_not_obeyed_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = {"temperature": 0.5, "no_repeat_ngram_size": 3, "num_beams": 1, "typical_p": 1.0, "bad_words_ids": [[5]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**entries, "eos_token_id": 2}))
+    with caplog.at_level("WARNING"):
+        assert load_generation_config(tmp_path) == {"temperature": 0.5, "eos_token_id": [2]}
+    assert "not obeyed here: no_repeat_ngram_size=3, bad_words_ids=[[5]];" in caplog.text
+    caplog.clear()
+    load_generation_config(tmp_path, "quintet")
+    assert not caplog.text
