@@ -10,7 +10,7 @@ from quintet.chat.prompts import Prompt, PromptType
 from quintet.config.schema.unsupported import refuses_unsupported
 from quintet.engine.client import EngineClient
 from quintet.engine.pooling.input_processor import PoolingBounds
-from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, compare, pairs
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import (
     ClassificationOutput,
@@ -112,8 +112,8 @@ class PoolingMethods:
         """Returns scores of pairs of texts: one text with each of several, or each with the one in its place.
 
         A cross-encoder reads both at once, as its tokenizer or `score_template` joins them: Jinja, over messages of the
-        roles query and document. Of an embedding model it is the cosine; where each token has a vector, the sum of the
-        best products (MaxSim).
+        roles query and document. Of an embedding model it is the cosine, or the similarity that its files name; where
+        each token has a vector, the sum of the best products (MaxSim).
         """
         texts = pairs(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
         task = next((each for each in ("score", "embed", "token_embed") if each in self._bounds.tasks), "score")
@@ -125,7 +125,7 @@ class PoolingMethods:
             if self._client.tokenizer is None:
                 raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
             template = PairTemplate(
-                self._client.tokenizer, score_template, self._bounds.has_separator, self._bounds.lowercase
+                self._client.tokenizer, score_template, self._bounds.truncates_left, self._bounds.has_separator
             )
             return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
         if score_template is not None:
@@ -147,15 +147,17 @@ class PoolingMethods:
         self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however many it is compared with."""
+        query, document = self._bounds.score_prompts(params.task or "embed")
+        texts = [(query + first, document + second) for first, second in texts]
         places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
-        prompts = self._client.parse(_with_prompt(list(places), self._bounds, None))
+        prompts = self._client.parse(list(places))
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         vectors = [answered(each, PoolingOutput) for each in outputs]
-        compare = cosine if params.task == "embed" else max_sim
         found = []
         for first, second in ((vectors[places[a]], vectors[places[b]]) for a, b in texts):
             ids = [*first.prompt_token_ids, *second.prompt_token_ids]
-            score = compare(first.outputs.data, second.outputs.data)
+            vectors_of = (first.outputs.data, second.outputs.data)
+            score = compare(self._bounds, params.task or "embed", *vectors_of, second.prompt_token_ids)
             found.append(scored(f"{first.request_id}_{second.request_id}", score, ids, first.num_cached_tokens))
         return found
 
@@ -230,16 +232,16 @@ def _num_prompts(prompts: Any) -> int:
 def _with_prompt(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
     """Texts with the model's prompt before them; token ids stay as they are."""
     name = bounds.default_prompt if name is None else name
-    if not name and not bounds.lowercase:
+    if not name:
         return prompts
-    if name and name not in bounds.prompts:
+    if name not in bounds.prompts:
         known = ", ".join(bounds.prompts) or "none"
         raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {known}")
-    before = bounds.prompts.get(name or "", "")
+    before = bounds.prompts[name]
 
     def prompted(prompt: Any) -> Any:
         if isinstance(prompt, str):
-            return before + (prompt.lower() if bounds.lowercase else prompt)
+            return before + prompt
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             return {**prompt, "prompt": prompted(prompt["prompt"])}
         return prompt

@@ -61,6 +61,8 @@ class EngineClient:
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
+            if prepared.pooling_bounds is not None:
+                self.tokenizer.for_pooling(prepared.pooling_bounds.lowercase)
         self.grammars = GrammarCompiler(
             lambda: self.tokenizer,
             prepared.vocab_size,
@@ -251,7 +253,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         config.max_logprobs,
         prepared.embeds_width,
         config.scheduling_policy == "priority",
-        None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_end_tokens(tokenizer),
+        None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
     )
     if tokenizer is None:

@@ -34,8 +34,7 @@ from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
 from quintet.engine.platform_support import support_evidence
-from quintet.engine.pooling.factory import bounds_of, make_pooler, pooling_of, resolve_pooling
-from quintet.engine.pooling.heads import HEAD_TENSORS
+from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization, scheme_of
@@ -180,14 +179,14 @@ def _decide(
         config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    made_for = None if pooling is None else pooling.sentence.max_length
+    made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts))
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
-        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=HEAD_TENSORS)
+        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(

@@ -1,7 +1,7 @@
 """Reads and checks the vocabulary in a GGUF file's metadata: tokens, kinds, scores, merges, and names."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -100,10 +100,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _model(tokenizer)
     pre = _pre(tokenizer, model)
     tokens = _tokens(tokenizer)
-    kinds = tokenizer.numbers("token_type", int, len(tokens)) or [TokenKind.NORMAL] * len(tokens)
+    stated = tokenizer.numbers("token_type", int, len(tokens))
+    kinds = stated or [TokenKind.NORMAL] * len(tokens)
     named = _ids(tokenizer, model, len(tokens))
     ends = _ends(tokenizer, tokens, named)
-    kinds = _corrected(tokens, kinds, ends)
+    plain = {"</s>"} if model == "gpt2" and stated else set()  # HTML's tag, where it is no EOS
+    plain -= {tokens[named["eos"]]} if "eos" in named else set()
+    kinds = _corrected(tokens, kinds, ends, plain)
     spm, wordpiece = model == "llama", model == "bert"
     lowercase = tokenizer.flag("normalizer.lowercase", True)
     bos = pre == "gemma4" or tokenizer.flag("add_bos_token", spm or wordpiece or (not spm and WORDS[pre].bos))
@@ -282,11 +285,13 @@ def _ends(tokenizer: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[s
     return tuple(sorted(ends))
 
 
-def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Corrects the file's kinds: tokens that end an answer are control tokens, and channel markers are not."""
+def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int], plain: Set[str]) -> list[int]:
+    """Corrects the file's kinds: tokens that end an answer are control tokens, and channel markers are not. `plain`:
+    those that stay normal tokens if the file has them as normal ones."""
     found = [each if 0 <= each <= max(TokenKind) else TokenKind.UNDEFINED for each in kinds]
     for number in ends:
-        found[number] = TokenKind.CONTROL
+        if tokens[number] not in plain or found[number] != TokenKind.NORMAL:
+            found[number] = TokenKind.CONTROL
     for number, token in enumerate(tokens):
         if token in CHANNEL_MARKERS or (token == "<|end|>" and number not in ends):
             found[number] = TokenKind.USER_DEFINED

@@ -23,7 +23,8 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
         ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_model", "n_embed"), (1, FEATURES)
     ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
-    **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MAX_INT32)),
+    "type_vocab_size": (0, MAX_INT32),  # 0: segments have no embedding, as in DeBERTa
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), (1, MAX_INT32)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MAX_INT32)),
     **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MAX_INT32)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),

@@ -11,7 +11,8 @@ from typing import Any
 
 from quintet.config import EngineConfig, PoolerConfig
 from quintet.hub.config_checks import CLASS_FAMILIES, GENERATIVE_SUFFIXES
-from quintet.hub.sentence_transformers import SentenceTransformersConfig, read_sentence
+from quintet.hub.sentence_settings import SentenceSettings, read_tokenizer_config, tokenizer_length
+from quintet.hub.sentence_transformers import SentenceTransformersConfig, has_modules, read_cross_encoder, read_sentence
 
 # ends of the names of classes -> what they are converted to
 TASKS_BY_CLASS = {
@@ -62,12 +63,14 @@ class Pooling:
     chunked: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
     token_heads: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
+    projects_tokens: bool = False  # ColBERT: linear.weight among the model's tensors
+    truncates_left: bool = False  # longer texts lose their beginning
     sentence: SentenceTransformersConfig = SentenceTransformersConfig()
 
     @property
     def length(self) -> int | None:
         """Tokens of the longest text that the model was made for, where Sentence Transformers' files say so."""
-        return self.sentence.max_length
+        return self.sentence.settings.max_length
 
 
 def is_pooling_model(config: EngineConfig, raw: Mapping[str, Any], folder: Path) -> bool:
@@ -79,7 +82,7 @@ def is_pooling_model(config: EngineConfig, raw: Mapping[str, Any], folder: Path)
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         return False
-    if folder.is_dir() and (folder / "modules.json").is_file():
+    if has_modules(folder):
         return True
     generates = any(name.endswith(GENERATIVE_SUFFIXES) or name in CLASS_FAMILIES for name in names)
     return bool(names) and not generates and _converted(names) is not None
@@ -98,7 +101,13 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     names = getattr(hf_config, "architectures", None) or []
     own = _converted(names) or "embed"
     convert = own if config.convert in ("auto", "none") else config.convert
-    sentence = read_sentence(folder) if convert == "embed" else SentenceTransformersConfig()
+    read = {"embed": read_sentence, "classify": read_cross_encoder}.get(convert)
+    sentence = SentenceTransformersConfig() if read is None else read(folder)
+    if encoder and not has_modules(folder):
+        sentence = replace(sentence, settings=SentenceSettings(max_length=tokenizer_length(folder)))
+    projects_tokens = convert == "embed" and any("ColBERT" in name for name in names) and not sentence.modules
+    if projects_tokens:
+        sentence = replace(sentence, pools_tokens=True, normalize=True)
     asked = config.pooler_config or PoolerConfig()
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
@@ -121,6 +130,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
         returned_token_ids=asked.returned_token_ids,
         chunked=asked.enable_chunked_processing,
         max_embed_len=asked.max_embed_len,
+        projects_tokens=projects_tokens,
+        truncates_left=read_tokenizer_config(folder).get("truncation_side") == "left",
         sentence=sentence,
     )
     if token == "STEP" and pooling.step_tag_id is None and pooling.returned_token_ids is None:

@@ -33,6 +33,14 @@ from quintet.models import added_for, families
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
 logger = logging.getLogger(__name__)
+# entries of generation_config.json that change a text and are not obeyed -> the value that changes nothing
+_NOT_OBEYED: Mapping[str, Any] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "min_new_tokens", "min_length"), 0),
+    **dict.fromkeys(("penalty_alpha", "diversity_penalty", "top_h"), 0),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+}
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")  # BGE M3's, beside its weights
@@ -314,11 +322,19 @@ def load_generation_config(
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
+    if passed_over := _passed_over(chosen):
+        logger.warning("%s: not obeyed here: %s; set what you need in each request", other_file or own, passed_over)
     sources = [(other_file or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
     file, entries = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not entries and file.is_file():
         entries = read_object(file)
     return {**defaults, "eos_token_id": _eos_ids(entries.get("eos_token_id"), file)}
+
+
+def _passed_over(entries: Mapping[str, Any]) -> str:
+    """Returns the entries by which transformers would generate other text, and which are not obeyed here."""
+    return ", ".join(f"{name}={reprlib.repr(entries[name])}" for name, plain in _NOT_OBEYED.items()
+                     if entries.get(name) not in (None, plain, []))  # fmt: skip
 
 
 def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:

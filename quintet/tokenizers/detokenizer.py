@@ -1,6 +1,7 @@
 """Token ids to text as they come: never a broken character, never the beginning of a stop string that completes."""
 
 import codecs
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,6 +14,11 @@ from quintet.tokenizers.tokenizer import Tokenizer
 _ESCAPED = re.compile("[\udc80-\udcff]")  # bytes that were no UTF-8, as surrogateescape marks them
 _TAIL = 32  # tokens of the prompt that are read for context: those that end it within a character, and some to spare
 _WINDOW = 8  # tokens that a decoder of unknown kind may hold back while its text ends within a character
+
+
+def _last_shown(ids: Sequence[int], hidden: frozenset[int], most: int) -> list[int]:
+    """Returns the last tokens that show, the last one first."""
+    return list(itertools.islice((token_id for token_id in reversed(ids) if token_id not in hidden), most))
 
 
 class TextDecoder(Protocol):
@@ -40,8 +46,8 @@ class ByteDecoder:
         Three bytes before the end decide which ones those are, for a character has four at most.
         """
         tail = b""
-        for token_id in reversed(prompt_ids[-_TAIL:]):
-            if token_id not in self._hidden and (piece := self._pieces[token_id]):
+        for token_id in _last_shown(prompt_ids, self._hidden, _TAIL):
+            if piece := self._pieces[token_id]:
                 self._first, self._strip = False, 0
                 tail = piece + tail
                 if len(tail) > 3:
@@ -81,14 +87,16 @@ class WindowDecoder:
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], prompt_ids: Sequence[int]) -> None:
         self._tokenizer, self._hidden = tokenizer, hidden
-        self._ids = list(prompt_ids[-_WINDOW:])
+        self._ids = _last_shown(prompt_ids, hidden, _WINDOW)[::-1]
         self._shown = len(self._ids)  # ids[: shown] are context: their text is out
         self._context = self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode([each for each in ids if each not in self._hidden], False)
+        return self._tokenizer.decode(ids, False) if ids else ""  # a Strip at the end panics at no text
 
     def step(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         held = len(self._ids) - self._shown

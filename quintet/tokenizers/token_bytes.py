@@ -41,8 +41,11 @@ class TokenBytes:
     @classmethod
     def read(cls, backend: "tokenizers.Tokenizer") -> "TokenBytes | None":
         """Reads a tokenizer's decoder; None if its kind is unknown: its own decode() must be used then."""
-        decoder = json.loads(backend.to_str())["decoder"] if backend.decoder is not None else None
-        if decoder is None:
+        if backend.decoder is None:
+            return None
+        try:
+            decoder = json.loads(backend.decoder.__getstate__())  # to_str() would write the whole vocabulary
+        except Exception:  # tokenizers' for a decoder that calls Python code
             return None
         steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         return cls(backend, steps) if _is_known(steps) else None

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
-GGUF_FORMAT = 1  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
+GGUF_FORMAT = 2  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
 _LONG = 2000  # characters or token ids; below, handing them to another thread costs more than they do
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -50,6 +50,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added: dict[str, int] = {token.content: token_id for token_id, token in added.items()}  # text -> id
         self.chat_template = _template(chat_template)
+        self._single_bos = True
         self._load = load
 
     @classmethod
@@ -92,15 +93,27 @@ class Tokenizer:
             return None
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
+    def for_pooling(self, lowercase: bool) -> None:
+        """Sets the tokenizer up for a pooling model: each text has the ids that transformers gives it, also one that
+        begins with the text of the BOS. `lowercase`: as do_lower_case of Sentence Transformers."""
+        from tokenizers import normalizers
+
+        self._single_bos = False
+        if lowercase:
+            behind = [] if self.backend.normalizer is None else [self.backend.normalizer]
+            self.backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *behind])
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """One BOS, never two: text that begins with the BOS brings its special tokens itself (a rendered chat)."""
-        if self.bos_token and text.startswith(self.bos_token):
+        """Encodes a text. In a prompt that text is generated for there is one BOS: if it begins with the BOS, it brings
+        its special tokens itself (a rendered chat)."""
+        if self._single_bos and self.bos_token and text.startswith(self.bos_token):
             add_special_tokens = False
         return self._encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Encodes many texts together, which costs less."""
-        if add_special_tokens and self.bos_token and any(text.startswith(self.bos_token) for text in texts):
+        begins = self._single_bos and self.bos_token and any(text.startswith(self.bos_token) for text in texts)
+        if add_special_tokens and begins:
             return [self.encode(text) for text in texts]
         return self._encode_all(texts, add_special_tokens)
 

@@ -119,7 +119,7 @@ class FakeBackend:
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
         )  # fmt: skip
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
-        ending = None if self.pooling is None else self.pooling.with_end_tokens(self.tokenizer)
+        ending = None if self.pooling is None else self.pooling.with_special_tokens(self.tokenizer)
         bounds = ModelLimits(size, self.max_model_len, 20, pooling=ending)
         self._admission = InputProcessor(
             bounds, self.tokenizer, eos, 0, reasoning_markers=lambda: self.reasoning_markers()

@@ -52,7 +52,9 @@ def _kept(listed: list[Any], texts: set[str] | None) -> Iterator[tuple[str, Any]
 
 @pytest.mark.parametrize("pre", PRES)
 def test_byte_level_vocabularies_cut_texts_as_llama_cpp_does(pre: str) -> None:
-    assert_cut_alike(pre, _metadata("bpe", pre=pre))
+    """Apart from `</s>`, a normal token of the file, which llama.cpp makes a control token and the original does
+    not."""
+    assert_cut_alike(pre, _metadata("bpe", pre=pre), {text for text in TEXTS if "</s>" not in text})
 
 
 def test_every_way_to_cut_is_held_against_llama_cpp() -> None:

@@ -4,19 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
 from quintet.engine.pooling import heads
 from quintet.engine.pooling.heads import Head
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.pooler import Pooler
+from quintet.engine.pooling.sentence_modules import output_width, read_modules
 from quintet.hub.pooling_task import Pooling, is_pooling_model, plan_pooling
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.weight_files import WeightFiles
 
 _NAMED = ("tokenizer.json",)
-# what checkpoints of cross-encoders call the function behind their score -> whether it is none
-_ACTIVATION_KEYS = ("sbert_ce_default_activation_function", "activation_fn")
+_ACTIVATIONS = ("Identity", "Sigmoid", "Softmax")  # behind a cross-encoder's logits, classes of torch.nn
 
 
 def pooling_of(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
@@ -52,21 +51,29 @@ def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reason
     return config.replace(**changes)
 
 
+def head_tensors(pooling: Pooling) -> tuple[str, ...]:
+    """Returns patterns of tensors that are no part of the model's trunk."""
+    return (*heads.HEAD_TENSORS, *heads.PROJECTIONS) if pooling.sentence.pools_tokens else heads.HEAD_TENSORS
+
+
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
     """Returns the limits of pooling requests."""
     sentence = pooling.sentence
-    last = read_object(sentence.dense[-1] / "config.json").get("out_features") if sentence.dense else None
     return PoolingBounds(
         tasks=pooling.tasks,
         max_model_len=max_model_len,
-        width=last if isinstance(last, int) else hf_config.hidden_size,
+        width=output_width(sentence.modules, hf_config.hidden_size),
         sequence=pooling.sequence,
         matryoshka_dims=pooling.matryoshka,
         chunks_long_texts=pooling.chunked,
         max_embed_len=pooling.max_embed_len,
-        prompts=dict(sentence.prompts),
-        default_prompt=sentence.default_prompt,
-        lowercase=sentence.lower,
+        prompts=dict(sentence.settings.prompts),
+        default_prompt=sentence.settings.default_prompt,
+        truncates_left=pooling.truncates_left,
+        lowercase=sentence.settings.lowercase,
+        similarity=sentence.settings.similarity or "cosine",
+        skiplist_words=sentence.settings.skiplist_words if sentence.pools_tokens else (),
+        expands_queries=sentence.settings.expands_queries,
         has_separator=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 
@@ -76,8 +83,11 @@ def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, fol
     if pooling.token_heads:
         return _sparse_pooler(pooling, files, hf_config, folder)
     if pooling.convert == "embed":
-        head = tuple(heads.read_dense(each) for each in pooling.sentence.dense)
-        return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": head} if head else {})
+        if pooling.projects_tokens:
+            projection = (heads.colbert_projection(heads.raw_tensors(files)),) if files else ()
+            return Pooler(pooling, {"token_embed": projection})
+        functions = read_modules(pooling.sentence.modules, hf_config.hidden_size)
+        return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": functions})
     tasks = pooling.tasks
     if files is None:
         return Pooler(pooling, {}, softmax="score" not in tasks)
@@ -104,14 +114,29 @@ def _sparse_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, 
 def _logit_transforms(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
     """Returns what Pooler does with the logits: its arguments softmax and regression."""
     problem = getattr(hf_config, "problem_type", None)
-    beside = getattr(hf_config, "sentence_transformers", None) or {}
-    activation = getattr(hf_config, _ACTIVATION_KEYS[0], None) or (
-        beside.get("activation_fn") if isinstance(beside, dict) else None
-    )
-    identity = isinstance(activation, str) and activation.endswith("Identity")
-    plain = problem == "regression" or identity or (pooling.convert == "reward" and outputs == 1)
+    activation = _activation(pooling, hf_config)
+    unnamed = problem == "regression" or (pooling.convert == "reward" and outputs == 1)
+    plain = activation == "Identity" or (activation is None and unnamed)
     softmax = outputs > 1 and problem != "multi_label_classification"
-    return softmax, plain
+    return (softmax if activation in (None, "Identity") else activation == "Softmax"), plain
+
+
+def _activation(pooling: Pooling, hf_config: Any) -> str | None:
+    """Returns the function that a cross-encoder's files name behind its logits: newer releases of Sentence Transformers
+    keep it in config_sentence_transformers.json, older ones in two places of config.json."""
+    beside = getattr(hf_config, "sentence_transformers", None)
+    name = (
+        pooling.sentence.settings.activation
+        or (beside.get("activation_fn") if isinstance(beside, dict) else None)
+        or getattr(hf_config, "sbert_ce_default_activation_function", None)
+    )
+    if name is None:
+        return None
+    kind = str(name).rpartition(".")[2]
+    if kind not in _ACTIVATIONS or not str(name).startswith("torch."):
+        raise ValueError(f"the classifier's activation function is {name!r}; of torch's, {', '.join(_ACTIVATIONS)} are "
+                         "computed here")  # fmt: skip
+    return kind
 
 
 def _head_between_tokens(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:

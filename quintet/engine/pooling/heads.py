@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quintet.common.json_files import read_object
 from quintet.interface.weights import StoredTensor
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import tensors_of
 from quintet.model_loader.torch_checkpoint import TorchFile
-from quintet.model_loader.weight_files import WeightFiles, format_names
+from quintet.model_loader.weight_files import WeightFiles
 
 FloatRows = np.ndarray[Any, np.dtype[np.float32]]
 # patterns of tensors that heads are made of: a trunk has no place for them
@@ -22,8 +21,9 @@ HEAD_TENSORS = (
     r"(.*\.)?pooler\..*",
     r"(cls|lm_head|generator_predictions|discriminator_predictions|vocab_(transform|layer_norm|projector))\..*",
     r"((model|transformer)\.)?(pre_classifier|classifier|score|v_head|value_head|rank_head)\..*",
-    r"(head|decoder|linear|dense|qa_outputs|predictions)\..*",
+    r"(head|decoder|qa_outputs|predictions)\..*",
 )
+PROJECTIONS = (r"(colbert_)?linear\.(weight|bias)",)  # tensors of a ColBERT's projection
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "identity")
 
 
@@ -47,7 +47,8 @@ _ACTIVATIONS: Mapping[str, Callable[[FloatRows], FloatRows]] = {
 }
 
 
-class HeadNormWeights(NamedTuple):
+@dataclass(frozen=True)
+class HeadNormWeights:
     """A layer norm."""
 
     weight: FloatRows
@@ -69,12 +70,26 @@ class PoolingLinear:
     bias: FloatRows | None = None
     activation: str = "identity"
     norm: HeadNormWeights | None = None
+    adds_input: bool = False  # to the output: as it is,
+    residual: FloatRows | None = None  # or a product with these weights [outputs, inputs]
 
     def __call__(self, x: FloatRows) -> FloatRows:
-        # row by row: a product of many rows has other bits than one of each
-        out = np.stack([self.weight @ row for row in x]) if len(x) else np.zeros((0, len(self.weight)), np.float32)
+        out = _product(self.weight, x)
         out = _ACTIVATIONS[self.activation](out if self.bias is None else out + self.bias).astype(np.float32)
+        if self.adds_input:
+            out = out + (x if self.residual is None else _product(self.residual, x))
         return out if self.norm is None else self.norm(out)
+
+
+def _product(weight: FloatRows, x: FloatRows) -> FloatRows:
+    """Row by row: a product of many rows has other bits than one of each."""
+    return np.stack([weight @ row for row in x]) if len(x) else np.zeros((0, len(weight)), np.float32)
+
+
+def unit_length(x: FloatRows) -> FloatRows:
+    """Scales each row to length 1."""
+    lengths = np.sqrt(np.square(x, dtype=np.float64).sum(-1, keepdims=True))
+    return (x / np.maximum(lengths, 1e-12)).astype(np.float32)
 
 
 Head = tuple[PoolingLinear, ...]
@@ -164,18 +179,12 @@ def read_tensor(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[i
     return out
 
 
-def read_dense(folder: Path) -> PoolingLinear:
-    """A Dense module of Sentence Transformers, of its folder."""
-    config = read_object(folder / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"{folder}: activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are computed here")
-    files = WeightFiles(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")
-    tensors = raw_tensors(files)
-    name = _find_linear(tensors, "linear")
-    if not name:
-        raise ValueError(f"{folder} holds {format_names(sorted(tensors))}, and no linear.weight; fetch the model anew")
-    return PoolingLinear(read_tensor(tensors, f"{name}.weight"), read_optional(tensors, f"{name}.bias"), activation)
+def colbert_projection(tensors: Mapping[str, StoredTensor]) -> PoolingLinear:
+    """Returns the projection of token embeddings that a ColBERT keeps among the model's tensors, as vLLM reads it."""
+    name = next((name for name in ("linear", "colbert_linear") if f"{name}.weight" in tensors), None)
+    if name is None:
+        raise ValueError("the files of this ColBERT hold no linear.weight, its projection; fetch the model anew")
+    return _read_linear(tensors, name, HeadLayer(name), 0.0)
 
 
 def read_linear_file(file: Path) -> PoolingLinear:

@@ -27,20 +27,41 @@ class PoolingBounds:
     matryoshka_dims: Sequence[int] | bool = False  # which numbers of an embedding may stand for all; True: any
     chunks_long_texts: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
-    end_token_ids: Sequence[int] = ()  # special tokens at the end of each text, which a cut leaves there
+    start_token_ids: Sequence[int] = ()  # special tokens at the start of each text,
+    end_token_ids: Sequence[int] = ()  # and at its end, which a cut leaves there
+    truncates_left: bool = False  # a longer text loses its beginning
     prompts: dict[str, str] = field(default_factory=dict)  # by name: put before a text
     default_prompt: str | None = None
     lowercase: bool = False  # texts are brought to lower case first
+    similarity: str = "cosine"  # of two embeddings in a score
+    skiplist_words: Sequence[str] = ()  # tokens of documents that count for no score (late interaction)
+    skiplist_ids: Sequence[int] = ()  # of the same, once the tokenizer is there
+    expands_queries: bool = False  # the model's scores are of queries with mask tokens added (late interaction)
     has_separator: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
     sampling_params: SamplingParams = field(default_factory=_no_sampling)  # of requests that draw nothing
 
-    def with_end_tokens(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
-        """Returns the limits with the tokens that a tokenizer puts at the end of each text."""
+    def with_special_tokens(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
+        """Returns the limits with the tokens that a tokenizer puts around each text."""
         if tokenizer is None:
             return self
         bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         place = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
-        return replace(self, end_token_ids=whole[place + len(bare) :])
+        skipped = [token_id for word in self.skiplist_words if (token_id := tokenizer.token_id(word)) is not None]
+        ends = whole[place + len(bare) :]
+        return replace(self, start_token_ids=whole[:place], end_token_ids=ends, skiplist_ids=skipped)
+
+    def score_prompts(self, task: str) -> tuple[str, str]:
+        """Returns the prompts before queries and documents that are embedded for a score. ValueError for a ColBERT
+        whose queries are expanded."""
+        if task == "token_embed" and self.expands_queries:
+            raise ValueError(
+                "a score of this model is of queries expanded by mask tokens (query_expansion, do_query_expansion of "
+                "config_sentence_transformers.json), which is not computed here; set do_query_expansion to false "
+                "there, or call encode() for token_embed and compare the vectors"
+            )
+        names: tuple[str, str] = ("query", "document") if task == "token_embed" else ("", "")
+        query, document = (self.prompts.get(self.default_prompt or name, "") for name in names)
+        return query, document
 
     def resolve_params(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Returns the parameters with their task set. ParameterError if that fails."""
@@ -111,12 +132,14 @@ class PoolingBounds:
         )
 
     def _cut(self, prompt: Prompt, keep: int | None) -> Prompt:
-        """Cuts a text to its first tokens, and the special ones at its end."""
+        """Cuts a text to its first tokens, or its last ones, and the special tokens around it."""
         keep = self.max_model_len if keep == -1 else keep
         ids, types = prompt.token_ids, prompt.types
         if keep is None or len(ids) <= keep:
             return prompt
-        ends = list(self.end_token_ids)
-        tail = len(ends) if ends and ids[-len(ends) :] == ends and len(ends) < keep else 0
-        kept = [*ids[: keep - tail], *ids[len(ids) - tail :]]
-        return replace(prompt, token_ids=kept, types=types[: 4 * (keep - tail)] + types[4 * (len(ids) - tail) :])
+        starts, ends = list(self.start_token_ids), list(self.end_token_ids)
+        head = len(starts) if starts and ids[: len(starts)] == starts and len(starts) < keep else 0
+        tail = len(ends) if ends and ids[-len(ends) :] == ends and len(ends) < keep >= head + len(ends) else 0
+        cut = slice(head, len(ids) - keep + head) if self.truncates_left else slice(keep - tail, len(ids) - tail)
+        left, right = cut.start, cut.stop
+        return replace(prompt, token_ids=ids[:left] + ids[right:], types=types[: 4 * left] + types[4 * right :])

@@ -1,11 +1,11 @@
 """From the hidden states of one text to its numbers: which rows count, heads, dimensions, activation or length 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from quintet.engine.pooling.heads import FloatRows, Head
+from quintet.engine.pooling.heads import FloatRows, unit_length
 from quintet.hub.pooling_task import Pooling
 from quintet.pooling_params import PoolingParams
 
@@ -54,7 +54,7 @@ class Pooler:
     """One model's: its plan, and the heads of each task."""
 
     pooling: Pooling
-    heads: Mapping[str, Head]  # by task; none: hidden states as they are
+    heads: Mapping[str, Sequence[Callable[[FloatRows], FloatRows]]]  # by task; none: hidden states as they are
     softmax: bool = False  # what becomes of classes; False: each a sigmoid
     regression: bool = False  # nothing does
     relu: bool = False  # what is below 0 becomes 0
@@ -100,9 +100,9 @@ class Pooler:
         x = x[:, :dimensions]
         asked = params.use_activation if params.normalize is None else params.normalize
         if self.pooling.normalize if asked is None else asked:
-            lengths = np.sqrt(np.square(x, dtype=np.float64).sum(-1, keepdims=True))
-            x = (x / np.maximum(lengths, 1e-12)).astype(np.float32)
-        return x
+            x = unit_length(x)
+        # truncate_dim of Sentence Transformers cuts what is finished
+        return x if params.dimensions is not None else x[:, : self.pooling.sentence.settings.dimensions]
 
     def _classes(self, x: FloatRows, params: PoolingParams) -> FloatRows:
         if self.pooling.logit_bias is not None:

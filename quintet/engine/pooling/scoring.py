@@ -1,4 +1,4 @@
-"""Scores of two texts: which go together, the prompt of such a pair, and how two embeddings are compared.
+"""Scores of two texts: which go together, the prompt of a pair, and how two embeddings are compared.
 
 Texts, token ids and arrays alone: no engine is needed, and no torch. NumPy is imported where it is used: an API process
 of a model that generates text starts without it.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quintet.chat.lazy_template import render_template
+from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
 if TYPE_CHECKING:
@@ -54,6 +55,26 @@ def max_sim(a: "Numbers", b: "Numbers") -> float:
     return float((a @ b.T).max(1).sum(dtype="float64"))
 
 
+def compare(bounds: PoolingBounds, task: str, a: "Numbers", b: "Numbers", document_ids: Sequence[int]) -> float:
+    """Score of the vectors of a query and a document, by the similarity that the model's files name; cosine or MaxSim
+    if they name none. `document_ids`: the document's tokens, which are in the skiplist or not."""
+    import numpy as np
+
+    if task == "token_embed":
+        if bounds.skiplist_ids and len(document_ids) == len(b):
+            b = b[~np.isin(document_ids, bounds.skiplist_ids)]
+        return max_sim(a, b) / (len(a) if bounds.similarity == "meanmaxsim" and len(a) else 1)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    match bounds.similarity:
+        case "dot":
+            return float(wide_a @ wide_b)
+        case "euclidean":
+            return -float(np.sqrt(np.square(wide_a - wide_b).sum()))
+        case "manhattan":
+            return -float(np.abs(wide_a - wide_b).sum())
+    return cosine(a, b)
+
+
 class PairPrompt(NamedTuple):
     """The prompt of a query and a document."""
 
@@ -68,16 +89,14 @@ class PairTemplate:
 
     tokenizer: Tokenizer
     template: str | None = None  # Jinja
+    truncates_left: bool = False  # a longer text loses its beginning
     has_separator: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
-    lowercase: bool = False  # texts are brought to lower case first
 
     def prompt(self, query: str, document: str, cuts: "PairLimits | None" = None) -> PairPrompt:
         """ValueError where a text has lone surrogates, the template fails, or nothing comes of both."""
         cuts = cuts or PairLimits()
         for text, name in ((query, "the query"), (document, "the document")):
             refuse_surrogates(text, name)
-        if self.lowercase:
-            query, document = query.lower(), document.lower()
         first, second = self.truncate(query, cuts.query), self.truncate(document, cuts.document)
         pair = self._joined(first, second) if self.template is not None or not self.has_separator else None
         pair = pair or self._separated(first, second, cuts.pair)
@@ -96,7 +115,7 @@ class PairTemplate:
         return PairPrompt(self.tokenizer.encode(text), b"")
 
     def _separated(self, query: str, document: str, most: int | None) -> PairPrompt:
-        """As transformers makes a pair: of what is too long, the longer text loses its end first."""
+        """As transformers makes a pair: of what is too long, the longer text is cut first."""
         import numpy as np
 
         backend = self.tokenizer.backend
@@ -104,8 +123,9 @@ class PairTemplate:
         if most is not None:
             room = max(most - backend.num_special_tokens_to_add(True), 0)
             keep = _truncated_lengths(len(first.ids), len(second.ids), room)
-            first.truncate(keep[0])
-            second.truncate(keep[1])
+            direction = "left" if self.truncates_left else "right"
+            first.truncate(keep[0], direction=direction)
+            second.truncate(keep[1], direction=direction)
         whole = backend.post_process(first, second, True)
         types = np.asarray(whole.type_ids, np.int32)
         return PairPrompt(list(whole.ids), types.tobytes() if types.any() else b"")

@@ -227,7 +227,10 @@ class RemoteBackend:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
-        pooling = None if served.pooling is None else served.pooling.with_end_tokens(self._tokenizer)
+        pooling = served.pooling
+        if pooling is not None and self._tokenizer is not None:
+            self._tokenizer.for_pooling(pooling.lowercase)
+            pooling = pooling.with_special_tokens(self._tokenizer)
         bounds = ModelLimits(
             served.vocab_size,
             served.max_model_len,

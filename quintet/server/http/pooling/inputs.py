@@ -28,13 +28,16 @@ class TextReader:
     params: PoolingParams  # settled
     salt: str | None = None
     special: bool = True  # let the tokenizer add special tokens
-    truncate_left: bool = False  # truncate a long text on the left
+    truncate_left: bool | None = None  # a long text loses its beginning; None: as the tokenizer's files say
     prefix: str = ""  # put before each text
     param: str = "input"  # name of the request's field
     limits: PoolingBounds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits", bounds_of(self.service).with_end_tokens(self.service.backend.tokenizer))
+        limits = bounds_of(self.service).with_special_tokens(self.service.backend.tokenizer)
+        if self.truncate_left is not None:
+            limits = replace(limits, truncates_left=self.truncate_left)
+        object.__setattr__(self, "limits", limits)
 
     async def read(self, given: Sequence[Any]) -> list[Prompt]:
         """Reads texts; each is text or token ids."""
@@ -67,8 +70,6 @@ class TextReader:
         tokenizer = self.service.backend.tokenizer
         if tokenizer is None:
             raise ValueError(f"{self.name(at[0], count)} is text, but the engine has no tokenizer; give token ids")
-        if self.limits.lowercase:
-            texts = [each.lower() for each in texts]
         for place, text in zip(at, texts, strict=True):
             self._check_length(tokenizer, len(text), self.name(place, count))
         return tokenizer.encode_all([self.prefix + each for each in texts], self.special)
@@ -103,8 +104,6 @@ class TextReader:
             refuse_surrogates(self.salt, "cache_salt")
         prompt = Prompt(ids, text, self.salt, types=types)
         keep = self.params.truncate_prompt_tokens
-        if self.truncate_left and keep is not None:
-            prompt = self._without_beginning(prompt, self.limits.max_model_len if keep == -1 else keep)
         if self.limits.chunks_long_texts and self.params.task == "embed" and keep is None:
             self._check_pieces(len(prompt.token_ids), name)
             return prompt
@@ -124,17 +123,6 @@ class TextReader:
         most = self.limits.max_embed_len
         if most is not None and count > most:
             raise too_long(f"{name} has {count} tokens, which are embedded in pieces", most, self.param)
-
-    def _without_beginning(self, prompt: Prompt, keep: int) -> Prompt:
-        """Keeps the last tokens, and the special tokens that the tokenizer puts before each text."""
-        ids, tokenizer = prompt.token_ids, self.service.backend.tokenizer
-        if len(ids) <= keep:
-            return prompt
-        begins = [] if tokenizer is None else tokenizer.encode("")[: -len(self.limits.end_token_ids) or None]
-        head = len(begins) if ids[: len(begins)] == begins and len(begins) < keep else 0
-        kept = [*ids[:head], *ids[len(ids) - keep + head :]]
-        types = prompt.types
-        return replace(prompt, token_ids=kept, types=types[: 4 * head] + types[4 * (len(ids) - keep + head) :])
 
 
 def bounds_of(service: AppState) -> PoolingBounds:
@@ -166,11 +154,11 @@ def _other_route(tasks: Sequence[str]) -> str:
     return f"ask {' or '.join(there)}, or serve another model"
 
 
-def truncates_left(body: PoolingBody) -> bool:
+def truncates_left(body: PoolingBody) -> bool | None:
     """True if a text is truncated on the left."""
     if body.truncation_side is not None and body.truncation_side not in SIDES:
         raise invalid_field("truncation_side", f"must be left or right, not {body.truncation_side[:40]!r}")
-    return body.truncation_side == "left"
+    return None if body.truncation_side is None else body.truncation_side == "left"
 
 
 async def read_inputs(service: AppState, body: InputBody, params: PoolingParams) -> list[Prompt]:

@@ -9,7 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.chat.prompts import Prompt
-from quintet.engine.pooling.scoring import PairLimits, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.scoring import PairLimits, PairTemplate, compare, pairs
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
@@ -18,7 +19,7 @@ from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.middleware.base import route_path
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.pooling.encoding_format import Numbers
-from quintet.server.http.pooling.inputs import TextReader, bounds_of, prompt_named, resolve_params, truncates_left
+from quintet.server.http.pooling.inputs import TextReader, bounds_of, resolve_params, truncates_left
 from quintet.server.http.pooling.protocol_requests import RerankRequest, ScoreRequest
 from quintet.server.http.pooling.protocol_responses import Ranked, RankedDocument, Ranking, Score, Scores
 from quintet.server.http.pooling.routes import check_request, head_of
@@ -39,13 +40,16 @@ class ScorePlan:
     work: PoolingWork
     score_indices: list[tuple[int, int]]  # per score, indices of query and document; empty for a cross-encoder
     task: str
+    bounds: PoolingBounds
 
     def scores(self, found: Sequence[Numbers]) -> list[float]:
         """Returns the scores in the order of the pairs."""
         if self.task == "score":
             return [float(each.reshape(-1)[0]) for each in found]
-        compare = cosine if self.task == "embed" else max_sim
-        return [compare(found[query], found[document]) for query, document in self.score_indices]
+        return [
+            compare(self.bounds, self.task, found[query], found[document], self.work.prompts[document].token_ids)
+            for query, document in self.score_indices
+        ]
 
 
 @router.post("/score")
@@ -99,7 +103,7 @@ async def score_plan(
     most = service.settings.max_inputs
     if len(documents) > most:
         raise invalid_field(name_2, f"holds {len(documents)} texts, and the server takes {most}; send several requests")
-    task = _task(service)
+    task, bounds = _task(service), bounds_of(service)
     params = resolve_params(
         service, PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens),
         task, "a score",
@@ -112,21 +116,25 @@ async def score_plan(
     cuts = PairLimits(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
     if task == "score":
         prompts = await _pairs(service, body, params, [(queries[a], documents[b]) for a, b in places], cuts)
-        return ScorePlan(PoolingWork(prompts, params, body.priority or 0), [], task)
+        return ScorePlan(PoolingWork(prompts, params, body.priority or 0), [], task, bounds)
     if cuts.query or cuts.document:
         queries, documents = await _truncate(service, queries, documents, cuts)
-    default = bounds_of(service).default_prompt
+    try:
+        before, before_document = bounds.score_prompts(task)
+    except ValueError as error:
+        raise ApiError(400, str(error), code="unsupported") from None
     texts = TextReader(
         service,
         params,
         body.cache_salt,
         truncate_left=truncates_left(body),
-        prefix=prompt_named(service, default) if default else "",
+        prefix=before,
         param=name_1,
     )
-    prompts = [*await texts.read(queries), *await replace(texts, param=name_2).read(documents)]
+    of_documents = replace(texts, param=name_2, prefix=before_document)
+    prompts = [*await texts.read(queries), *await of_documents.read(documents)]
     places = [(query, len(queries) + document) for query, document in places]
-    return ScorePlan(PoolingWork(prompts, params, body.priority or 0), places, task)
+    return ScorePlan(PoolingWork(prompts, params, body.priority or 0), places, task, texts.limits)
 
 
 async def _pairs(
@@ -134,7 +142,8 @@ async def _pairs(
 ) -> list[Prompt]:
     """Builds the prompts of a cross-encoder, one per pair."""
     bounds = bounds_of(service)
-    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.has_separator, bounds.lowercase)
+    left = bounds.truncates_left if (asked := truncates_left(body)) is None else asked
+    template = PairTemplate(need_tokenizer(service), service.chat_template, left, bounds.has_separator)
     keep = params.truncate_prompt_tokens
     cuts = cuts._replace(pair=bounds.max_model_len if keep == -1 else keep)
     texts = TextReader(service, params, body.cache_salt, truncate_left=truncates_left(body), param="documents")

@@ -10,8 +10,9 @@ import pytest
 
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.pooling_params import PoolingParams
+from quintet.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.servers.serving import until
-from tests.server.fakes import WIDTH, FakeBackend, fake_numbers
+from tests.server.fakes import BUNDLED, WIDTH, FakeBackend, fake_numbers
 from tests.server.http.serving import client, serving
 
 EMBED = PoolingParams(task="embed")
@@ -203,8 +204,10 @@ async def test_an_engine_that_dies_between_two_turns_is_told() -> None:
 
 async def test_the_models_prompt_and_case() -> None:
     fake = backend(prompts={"query": "query: "}, default_prompt="query", lowercase=True)
+    fake.tokenizer = load_tokenizer(BUNDLED)
+    fake.tokenizer.for_pooling(lowercase=True)
     await embed(fake, input="Hello")
-    assert fake.submitted[0].prompt.token_ids == fake.tokenizer.encode("query: hello")  # type: ignore[union-attr]
+    assert fake.submitted[0].prompt.token_ids == load_tokenizer(BUNDLED).encode("query: hello")
 
 
 async def test_a_model_that_generates_says_what_to_do() -> None:
