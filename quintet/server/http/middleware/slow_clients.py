@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from quintet.common.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
-from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.http.sse import encode
 
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
