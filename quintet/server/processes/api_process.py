@@ -138,7 +138,7 @@ class ApiServer:
 
     async def _wait_until_served(self) -> None:
         """Leaves connections to the processes that know the model, until this one does."""
-        while self.backend.unavailable_reason() is not None and not self._server.should_exit:
+        while not self.backend.may_serve() and not self._server.should_exit:
             if self.backend.death_reason is not None:
                 raise SystemExit(self.backend.death_reason)
             await asyncio.sleep(_POLL_SECONDS)

@@ -32,6 +32,7 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+_FIRST_IS_READY = "first-is-ready"  # file of the folder: API process 0 knows the model
 _TICK_SECONDS = wire.BEAT / 2  # seconds in which silence is counted
 
 
@@ -39,7 +40,7 @@ class RemoteBackend:
     """Made and used in one event loop; `start()` is its first call."""
 
     def __init__(self, folder: Path, worker: int, step_timeout: float, num_engines: int = 1) -> None:
-        self._worker = worker
+        self._worker, self._first_is_ready = worker, folder / _FIRST_IS_READY
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
@@ -97,6 +98,11 @@ class RemoteBackend:
         if self.death_reason is not None:
             return self.death_reason
         return self.hung_reason() or (None if self._admission is not None else self._engines.loading())
+
+    def may_serve(self) -> bool:
+        """Returns whether a process that shares the port may take connections: it knows the model, and so does
+        process 0, which takes connections from the start."""
+        return self.unavailable_reason() is None and self._first_is_ready.exists()
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
@@ -251,6 +257,8 @@ class RemoteBackend:
             name,
             reasoning_markers=lambda: self.reasoning_markers(),
         )
+        if not self._worker:
+            self._first_is_ready.touch()
 
     def _take(self, processed: ProcessedOutputs) -> None:
         for output in processed.outputs:
