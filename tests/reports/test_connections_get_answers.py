@@ -45,7 +45,7 @@ def test_they_do_so_behind_a_stream() -> None:
     """The first is being answered while the others come."""
     with serving(FakeBackend()) as live:
         body = b'{"prompt": "x", "max_tokens": 5, "stream": true}'
-            head = b"POST /v1/completions HTTP/1.1\r\n" + JSON
+        head = b"POST /v1/completions HTTP/1.1\r\n" + JSON
         first = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         got = answers(live.port, first + GET * 40)
         assert got == [200] * 17 + [503]
