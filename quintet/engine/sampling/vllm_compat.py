@@ -242,4 +242,4 @@ class AdaptedProcessor(ours.LogitsProcessor):
 
 def adapt_processor(theirs: type[Any]) -> type[ours.LogitsProcessor]:
     """Returns the class, adapted to LogitsProcessor."""
-    return type(theirs.__name__, (AdaptedProcessor,), {"theirs": theirs, "__module__": theirs.__module__})
+    return type(theirs.__name__, (AdaptedProcessor,), {"vllm_class": theirs, "__module__": theirs.__module__})
