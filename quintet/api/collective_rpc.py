@@ -16,12 +16,24 @@ def save_sharded_state(client: "EngineClient", path: str, pattern: str | None = 
     client.save_sharded_state(path)
 
 
+def _update_config(client: "EngineClient", overrides: Any) -> None:
+    """Sets the load format of later reload_weights(), by {"load_config": {"load_format": FORMAT}}. ValueError for other
+    settings of a running engine."""
+    load = overrides.get("load_config") if isinstance(overrides, Mapping) else None
+    if not isinstance(load, Mapping) or set(load) != {"load_format"} or len(overrides) != 1:
+        raise ValueError(
+            f"collective_rpc: update_config takes {{'load_config': {{'load_format': ...}}}} alone, not "
+            f"{repr(overrides)[:200]}; for other settings start another engine"
+        )
+    client.reload_format = client.config.replace(load_format=load["load_format"]).load_format
+
+
 _METHODS: Mapping[str, Callable[..., Any]] = {
     "reload_weights": lambda client, weights_path=None: client.reload_weights(weights_path),
     "save_sharded_state": save_sharded_state,
     "sleep": lambda client, level=1: client.engine.sleep(level) and None,
     "wake_up": lambda client, tags=None: client.wake_up(tags),
-    "update_config": lambda client, overrides: client.set_reload_format(_load_format(overrides)),
+    "update_config": _update_config,
     "check_health": lambda client: None,
 }
 
@@ -38,14 +50,3 @@ def collective_rpc(client: "EngineClient", method: Any, args: Sequence[Any], kwa
     except TypeError as error:
         raise ValueError(f"collective_rpc: {method}: {str(error).replace('<lambda>()', method)}") from None
     return [result] * client.config.tensor_parallel_size * client.config.pipeline_parallel_size
-
-
-def _load_format(overrides: Any) -> str:
-    """Reads {"load_config": {"load_format": FORMAT}}. ValueError for other settings of a running engine."""
-    load = overrides.get("load_config") if isinstance(overrides, Mapping) else None
-    if not isinstance(load, Mapping) or set(load) != {"load_format"} or len(overrides) != 1:
-        raise ValueError(
-            f"collective_rpc: update_config takes {{'load_config': {{'load_format': ...}}}} alone, not "
-            f"{repr(overrides)[:200]}; for other settings start another engine"
-        )
-    return str(load["load_format"])

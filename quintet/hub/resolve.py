@@ -126,6 +126,12 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
     if folder.is_dir():
         there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
         return folder / choose(there, wanted)[0]
+    if wanted.quantization is not None and "/" not in wanted.repository:
+        raise FileNotFoundError(
+            f"no file or folder {wanted.repository}:{wanted.quantization} here, and names of Ollama's library are not "
+            "known; give OWNER/REPOSITORY:QUANTIZATION of the Hugging Face hub (such as Qwen/Qwen3-0.6B-GGUF:Q8_0), or "
+            "a .gguf file"
+        )
     _check_id(wanted.repository)
     return _download_gguf(
         wanted, list_files(wanted.repository, revision, config, environment), revision, config, environment

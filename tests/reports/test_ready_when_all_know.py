@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quintet.engine.processes import messages as wire
-from quintet.server.processes.remote_backend import RemoteBackend
+from quintet.server.processes.remote_backend import RemoteBackend, may_serve
 from tests.server.processes.test_remote_backend import Engine, model, ready
 
 
@@ -14,9 +14,9 @@ async def test_a_process_takes_no_connection_before_the_first_process_knows(tmp_
     first, second = Engine(tmp_path), RemoteBackend(tmp_path, 1, step_timeout=10)
     second._admission = object()  # type: ignore[assignment]
     second._served = model(tokenizer)
-    assert second.unavailable_reason() is None and not second.may_serve()
+    assert second.unavailable_reason() is None and not may_serve(second)
     first.say(wire.Pulse(None, 0.0, 1.0))
     await ready(first, tokenizer)
-    assert first.remote.may_serve() and second.may_serve()
+    assert may_serve(first.remote) and may_serve(second)
     second.close()
     first.close()

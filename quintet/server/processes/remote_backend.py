@@ -36,11 +36,17 @@ _FIRST_IS_READY = "first-is-ready"  # file of the folder: API process 0 knows th
 _TICK_SECONDS = wire.BEAT / 2  # seconds in which silence is counted
 
 
+def may_serve(backend: "RemoteBackend") -> bool:
+    """Returns whether a process that shares the port may take connections: it knows the model, and so does process 0,
+    which takes connections from the start."""
+    return backend.unavailable_reason() is None and backend.first_is_ready.exists()
+
+
 class RemoteBackend:
     """Made and used in one event loop; `start()` is its first call."""
 
     def __init__(self, folder: Path, worker: int, step_timeout: float, num_engines: int = 1) -> None:
-        self._worker, self._first_is_ready = worker, folder / _FIRST_IS_READY
+        self._worker, self.first_is_ready = worker, folder / _FIRST_IS_READY
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
@@ -98,11 +104,6 @@ class RemoteBackend:
         if self.death_reason is not None:
             return self.death_reason
         return self.hung_reason() or (None if self._admission is not None else self._engines.loading())
-
-    def may_serve(self) -> bool:
-        """Returns whether a process that shares the port may take connections: it knows the model, and so does
-        process 0, which takes connections from the start."""
-        return self.unavailable_reason() is None and self._first_is_ready.exists()
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
@@ -258,7 +259,7 @@ class RemoteBackend:
             reasoning_markers=lambda: self.reasoning_markers(),
         )
         if not self._worker:
-            self._first_is_ready.touch()
+            self.first_is_ready.touch()
 
     def _take(self, processed: ProcessedOutputs) -> None:
         for output in processed.outputs:
