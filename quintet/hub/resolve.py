@@ -201,6 +201,8 @@ def _resolve(
         raise ValueError(
             f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
         )
+    if name.startswith(("/", "./", "../", "~")) and name.endswith(".gguf"):
+        raise FileNotFoundError(f"no file {name!r} here; check the path")
     environment, wanted = environment or read_environment(), parse_query(name)
     if wanted != GGUFQuery(name):
         return _one_of(wanted, revision, config, environment)
