@@ -150,7 +150,9 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         self, method: Any, timeout: float | None = None, args: Sequence[Any] = (), kwargs: Any = None
     ) -> list[Any]:
         """See LLM.collective_rpc."""
-        return await self._call(lambda: collective_rpc(self._client, method, args, kwargs or {}))
+        results: list[Any] = []
+        await self._call(lambda: results.extend(collective_rpc(self._client, method, args, kwargs or {})))
+        return results
 
     async def reload_weights(self, path: str | None = None) -> None:
         """Takes over other weights of the same model while requests run, as LLM.reload_weights."""

@@ -86,14 +86,14 @@ def _list_hub_files(name: str, revision: str | None, config: EngineConfig, envir
         raise ConnectionError(_not_cached(name + at, config, environment)) from error
     except errors.HfHubHTTPError as error:
         raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
-    except (OSError, RuntimeError, *_transport_errors()) as error:  # no route, no disk space, a broken transfer
+    except (OSError, RuntimeError) + _transport_errors() as error:  # no route, no disk space, a broken transfer
         why = str(error) or type(error).__name__
         raise ConnectionError(f"cannot download {name!r}{at}: {why}; {_remedy(config)}") from error
 
 
-def _transport_errors() -> list[type[Exception]]:
+def _transport_errors() -> tuple[type[Exception], ...]:
     """Returns the base classes of the errors of the HTTP library that the hub's client uses: no OSErrors."""
-    return [sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules]
+    return tuple(sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules)
 
 
 def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:

@@ -192,6 +192,9 @@ def test_a_cache_is_reset_while_requests_run(real: LLM) -> None:
 async def test_it_is_so_in_async_llm() -> None:
     llm = AsyncLLM.from_engine_args(EngineArgs("bundled", device="null", load_format="dummy", **SMALL))
     assert await llm.reset_prefix_cache(reset_running_requests=True) is True
+    assert await llm.collective_rpc("check_health") == [None]
+    with pytest.raises(ValueError, match="'apply' is not there"):
+        await llm.collective_rpc("apply")
     llm.shutdown()
 
 
