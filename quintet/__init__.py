@@ -10,6 +10,7 @@ from quintet.common.imports import without_garbage_collection
 __version__ = "0.1.0"
 
 _HOME = {
+    "AdapterLogitsProcessor": "quintet.engine.sampling.vllm_compat",
     "AsyncEngineArgs": "quintet.api.engine_args",
     "AsyncLLM": "quintet.api.async_llm",
     "AsyncLLMEngine": "quintet.api.async_llm",
@@ -44,6 +45,9 @@ _HOME = {
     "TokensPrompt": "quintet.chat.prompts",
     "StructuredOutputsParams": "quintet.sampling_params",
     "RepetitionDetectionParams": "quintet.sampling_params",
+    "ShardedStateLoader": "quintet.model_loader.sharded_state",
+    "VllmConfig": "quintet.config",
+    "cleanup_dist_env_and_memory": "quintet.distributed",
     "Vector": "quintet.engine.observability.metrics",
 }
 
@@ -63,6 +67,8 @@ if TYPE_CHECKING:
     from quintet.chat.prompts import TokensPrompt as TokensPrompt
     from quintet.config import EngineConfig as EngineConfig
     from quintet.config import PoolerConfig as PoolerConfig
+    from quintet.config import VllmConfig as VllmConfig
+    from quintet.distributed import cleanup_dist_env_and_memory as cleanup_dist_env_and_memory
     from quintet.engine.observability.metrics import Counter as Counter
     from quintet.engine.observability.metrics import Gauge as Gauge
     from quintet.engine.observability.metrics import Histogram as Histogram
@@ -71,6 +77,8 @@ if TYPE_CHECKING:
     from quintet.engine.sampling.logits_processors import BatchUpdate as BatchUpdate
     from quintet.engine.sampling.logits_processors import LogitsProcessor as LogitsProcessor
     from quintet.engine.sampling.logits_processors import RequestLogitsProcessor as RequestLogitsProcessor
+    from quintet.engine.sampling.vllm_compat import AdapterLogitsProcessor as AdapterLogitsProcessor
+    from quintet.model_loader.sharded_state import ShardedStateLoader as ShardedStateLoader
     from quintet.outputs import CompletionOutput as CompletionOutput
     from quintet.outputs import Logprob as Logprob
     from quintet.outputs import RequestOutput as RequestOutput

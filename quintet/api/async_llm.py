@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quintet.api.arguments import AsyncLLMArguments
 from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
+from quintet.api.collective_rpc import collective_rpc
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import accepts_fields_of
@@ -140,8 +141,18 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         """transformers' tokenizer object, or None without a tokenizer."""
         return self._client.tokenizer.hf if self._client.tokenizer else None
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See LLM.reset_prefix_cache."""
         await self._call(self._client.engine.reset_prefix_cache)
+        return True
+
+    async def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> list[Any]:
+        """See LLM.collective_rpc."""
+        results: list[Any] = []
+        await self._call(lambda: results.extend(collective_rpc(self._client, method, args, kwargs or {})))
+        return results
 
     async def reload_weights(self, path: str | None = None) -> None:
         """Takes over other weights of the same model while requests run, as LLM.reload_weights."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from quintet.api.collective_rpc import collective_rpc, save_sharded_state
 from quintet.api.thread_sharing import SharedClient
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import keywords
@@ -63,9 +64,21 @@ class SteppedHandle(EngineHandle):
         super()._begin(config, use_tqdm)
         self._shared = SharedClient(self._client)
 
-    def reset_prefix_cache(self) -> None:
-        """Forgets cached beginnings, as after a change of weights."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forgets cached beginnings, as after a change of weights. Returns True.
+
+        Running requests go on with their pages, which no later request finds; reset_running_requests changes nothing,
+        and a KV connector's pages are always forgotten, too.
+        """
         self._shared.call(self._client.engine.reset_prefix_cache)
+        return True
+
+    def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> list[Any]:
+        """vLLM's call of a worker's method, for those that run no code of the caller: reload_weights, update_config of
+        the load format, save_sharded_state, sleep, wake_up and check_health. ValueError for others."""
+        return self._shared.call(lambda: collective_rpc(self._client, method, args, kwargs or {}))
 
     def reload_weights(self, path: str | None = None) -> None:
         """Takes over the weights of a folder or hub id, or of the engine's own folder as it is now, while it runs.
@@ -75,12 +88,13 @@ class SteppedHandle(EngineHandle):
         """
         self._shared.call(lambda: self._client.reload_weights(path))
 
-    def save_sharded_state(self, path: str) -> None:
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
         """Writes each rank's weights as they are placed, for load_format="sharded_state" with the same settings.
 
-        The configuration and the tokenizer are copied beside. ValueError where weights are not in the host's memory.
+        The configuration and the tokenizer are copied beside. Files have vLLM's names; each rank writes one, whatever
+        max_size is. ValueError for another pattern, and where weights are not in the host's memory.
         """
-        self._shared.call(lambda: self._client.save_sharded_state(path))
+        self._shared.call(lambda: save_sharded_state(self._client, path, pattern, max_size))
 
     def sleep(self, level: int = 1) -> None:
         """Gives the device's memory back until wake_up(). Level 1 puts weights aside on the host, level 2 drops them.

@@ -84,6 +84,13 @@ class LLMEngine(SteppedHandle):
         """The same."""
         return self.get_tokenizer()
 
+    @property
+    def engine_core(self) -> "LLMEngine":
+        """This engine: vLLM's scripts call save_sharded_state() of it."""
+        return self
+
+    model_executor = engine_core
+
     if not TYPE_CHECKING:  # a checker shall see what is there
 
         def __getattr__(self, name: str) -> Any:

@@ -74,12 +74,18 @@ def _name(words: list[str]) -> str | None:
 
 def _usage(words: list[str]) -> int:
     from quintet import __version__
+    from quintet.config.schema.foreign_names import COMMANDS as COMMAND_HINTS
 
+    if words[:1] == ["help"] and (name := _name(words[1:])):
+        return _run(name, ["--help"])
     group = words[0] if words and any(name.startswith(words[0] + " ") for name in COMMANDS) else ""
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help", "help"):
         print(_listing(group))
         return 0 if rest or not words else EXIT_USAGE
+    if not group and rest[0] in COMMAND_HINTS:
+        print(f"quintet: error: there is no command {rest[0]!r}: {COMMAND_HINTS[rest[0]]}", file=sys.stderr)
+        return EXIT_USAGE
     if rest[0] in ("-V", "--version", "version"):
         print(f"quintet {__version__}")
         return 0

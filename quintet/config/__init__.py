@@ -15,6 +15,8 @@ from quintet.config.schema.unsupported import UNSUPPORTED, unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig
 
+VllmConfig = EngineConfig  # vLLM's name, for annotations: settings are flat here
+
 __all__ = [
     "AUTO",
     "BUNDLED",
@@ -35,6 +37,7 @@ __all__ = [
     "ReasoningConfig",
     "SpeculativeConfig",
     "StructuredOutputsConfig",
+    "VllmConfig",
     "all_variables",
     "flatten_nested",
     "unflatten_nested",

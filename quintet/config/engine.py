@@ -89,6 +89,7 @@ class EngineConfig(
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:
         normalize_fields(self)
+        self._take_overridden_length()
         apply_init_only(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         apply_init_only(self, {"optimization_level": optimization_level})
         for concern in (
@@ -113,6 +114,20 @@ class EngineConfig(
                 "give revision instead, or leave it out"
             )
 
+    def _take_overridden_length(self) -> None:
+        """vLLM takes max_model_len among hf_overrides, too."""
+        if not isinstance(self.hf_overrides, Mapping) or "max_model_len" not in self.hf_overrides:
+            return
+        overrides = dict(self.hf_overrides)
+        length = overrides.pop("max_model_len")
+        if self.max_model_len not in (None, length):
+            raise ValueError(
+                f"hf_overrides has max_model_len {length!r}, and max_model_len is {self.max_model_len!r}; give one"
+            )
+        object.__setattr__(self, "max_model_len", length)
+        object.__setattr__(self, "hf_overrides", overrides or None)
+        normalize_fields(self)
+
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""
         return EngineConfig(**{**self._fields(), **by_field_name(changes)})
@@ -126,6 +141,23 @@ class EngineConfig(
         return cls(**by_field_name(kwargs))
 
 
+_NEVER_NONE = ("max_num_seqs", "max_num_batched_tokens", "page_size", "gpu_memory_utilization")  # None: the default
+# settings of vLLM's scripts that ask for what is so here anyway
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "enable_sleep_mode": (True, False),
+    "task": ("generate", "auto", None),
+    "quantization_config": ({}, None),
+}
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    """True if the setting changes nothing: it is turned off and not there, or is always so."""
+    if name in _HARMLESS:
+        return value in _HARMLESS[name]
+    off = not any(value.values()) if isinstance(value, Mapping) else not value
+    return off and "." not in name and unsupported_reason(name) is not None
+
+
 def by_field_name(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the names of EngineConfig's fields. ValueError: an unknown name, or a setting that is given twice."""
     return split_connectors(_by_field(unflatten_nested(flatten_nested(EngineConfig, kwargs))))
@@ -135,6 +167,7 @@ def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Aliases to field names; refuses names that are unknown, or given twice under two names."""
     aliases = {alias: each.name for each in setting_fields(EngineConfig) for alias in each.metadata["aliases"]}
     known = {each.name for each in setting_fields(EngineConfig)} | set(aliases)
+    kwargs = {name: value for name, value in kwargs.items() if not _asks_for_nothing(name, value)}
     for name in kwargs:
         if reason := unsupported_reason(name):
             raise ValueError(f"{name} is not there: {reason}")
@@ -142,6 +175,8 @@ def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for name, value in kwargs.items():
         target = aliases.get(name, name)
+        if value is None and target in _NEVER_NONE:
+            continue
         if target in named:
             other = next(alias for alias in (target, *aliases) if alias in kwargs and alias != name)
             raise ValueError(f"{name} and {other} are the same setting; give one of them")

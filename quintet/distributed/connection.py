@@ -19,6 +19,7 @@ from typing import NamedTuple
 NONCE = TAG = 32  # bytes
 _HEAD = struct.Struct(">IB")  # bytes of the payload, kind
 _REFUSED_TAG = bytes(TAG)  # in the place of a proof
+FIRST_BYTE_SECONDS = 1.0  # in which an end that was challenged begins to answer
 _NUMBER = struct.Struct(">Q")  # of a frame, which its tag covers
 MAX_META = 1 << 20  # bytes of a frame while ranks meet
 MAX_FRAME = 1 << 30  # bytes of a message: prompts as embeddings are large
@@ -202,6 +203,10 @@ def authenticate_client(connection: socket.socket, key: bytes, protocol: bytes, 
     nonce = os.urandom(NONCE)
     try:
         _send(connection, [protocol, nonce], until)
+        first_byte = min(until, time.monotonic() + FIRST_BYTE_SECONDS)
+        while not wait_ready(connection.fileno(), select.POLLIN):
+            if time.monotonic() > first_byte:
+                raise TimeoutError
         answer = bytes(_receive(connection, len(protocol) + NONCE + TAG, until))
         secrets = _secrets(key, protocol, nonce + answer[-NONCE - TAG : -TAG])
         if not answer.startswith(protocol) or not hmac.compare_digest(answer[-TAG:], secrets.client):

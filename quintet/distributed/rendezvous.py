@@ -27,6 +27,7 @@ from quintet.distributed.connection import (
     configure_socket,
     wait_ready,
 )
+from quintet.distributed.handshakes import BoundedLog, Handshakes
 from quintet.distributed.keys import ranks_key
 from quintet.interface.types import RankInfo
 
@@ -38,7 +39,7 @@ GREETING = 10.0  # seconds for the whole of a challenge: a stranger holds nothin
 # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
 START_SECONDS = 600.0
 FIRST_LOG, NEXT_LOG = 10.0, 30.0  # seconds until the log names the missing ranks, and until it does so again
-MAX_HANDSHAKES = 32  # connections that are authenticated at a time
+MAX_HANDSHAKES = 32  # connections that are authenticated at a time; half of them for one address
 RETRY = 0.2  # seconds between two attempts to reach a rank that does not listen yet
 HELLO, WELCOME, REFUSED = 1, 2, 3  # kinds of frames
 MISSING_HELP = (
@@ -142,13 +143,13 @@ class _WaitLog:
 
 
 class _Acceptor:
-    """Accepts connections that know the key; a few are authenticated at a time, in threads, so that none delays the
-    others."""
+    """Accepts connections that know the key; each is authenticated in a thread, so that none delays the others."""
 
     def __init__(self, listener: socket.socket, key: bytes, seconds: float) -> None:
         self._listener, self._key, self._seconds = listener, key, seconds
         self._accepted: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
-        self._asked, self._waiting = threading.BoundedSemaphore(MAX_HANDSHAKES), _WaitLog()
+        self._handshakes, self._waiting = Handshakes(MAX_HANDSHAKES), _WaitLog()
+        self._refusals = BoundedLog(logger)
 
     def next(self, until: float, waits: Callable[[], str]) -> tuple[Connection, RankHello]:
         """Returns the next rank that comes; ValueError with `waits()` if none does in time."""
@@ -163,28 +164,24 @@ class _Acceptor:
             if time.monotonic() > until:
                 raise ValueError(f"{why} in time; {MISSING_HELP}")
             self._waiting.log_missing(why, until)
-            ready = wait_ready(self._listener.fileno(), select.POLLIN, 0.05)
-            if ready and self._asked.acquire(blocking=False):
+            if wait_ready(self._listener.fileno(), select.POLLIN, 0.05):
                 with contextlib.suppress(OSError):
-                    connection, _ = self._listener.accept()
-                    threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
-                    continue
-                self._asked.release()
+                    connection, address = self._listener.accept()
+                    self._handshakes.add(connection, str(address[0]))
+                    threading.Thread(target=self._ask, args=(connection, str(address[0])), daemon=True).start()
 
-    def _ask(self, connection: socket.socket) -> None:
-        who = "an unknown peer"
+    def _ask(self, connection: socket.socket, who: str) -> None:
         try:
-            who = str(connection.getpeername()[0])
             configure_socket(connection, self._seconds)
             wire = authenticate_client(connection, self._key, PROTOCOL, time.monotonic() + GREETING)
+            self._handshakes.remove(connection)
             frame = wire.receive(time.monotonic() + GREETING)
             self._accepted.put((wire, msgspec.msgpack.decode(frame.payload, type=RankHello)))
         except (OSError, msgspec.MsgspecError) as error:
             if isinstance(error, AuthenticationFailed):
-                logger.warning("%s wanted to join the ranks: %s; %s", who, error, KEY_HELP)
+                self._refusals.warning("%s wanted to join the ranks: %s; %s", who, error, KEY_HELP)
+            self._handshakes.remove(connection)
             connection.close()
-        finally:
-            self._asked.release()
 
 
 class _RankZero:

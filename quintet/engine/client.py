@@ -58,6 +58,7 @@ class EngineClient:
         prepared = prepare(config, met=not several)
         self.config: EngineConfig = prepared.config
         self.engine_plan: EnginePlan = prepared
+        self.reload_format = ""  # of reload_weights(), where it is another than the start's
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
@@ -170,7 +171,8 @@ class EngineClient:
             asked = f"with load_format={self.config.load_format!r}"
             raise ValueError(f"{asked} weights are not reloaded; start an engine on the others")
         folder = self.engine_plan.folder if path is None else self._checked_folder(path)
-        self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
+        config = self.config.replace(load_format=self.reload_format or self.config.load_format)
+        self.engine.reload_weights(None if config.load_format == "dummy" else weights_of(config, folder))
 
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""

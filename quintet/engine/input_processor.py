@@ -95,6 +95,8 @@ class InputProcessor:
         self._check_priority(priority)
         if isinstance(params, PoolingParams):
             pooling = self.pooling_bounds
+            for _, prompt in prompts:
+                _check_not_empty(prompt)
             known = pooling.resolve_params(params)
             return [[pooling.admit(request_id, prompt, known, priority)] for request_id, prompt in prompts]
         self.check_generates()
@@ -138,6 +140,7 @@ class InputProcessor:
         params = shared.params
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
+        _check_not_empty(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
         ids = prompt.token_ids[kept]
         room = self.limits.max_model_len - len(ids)
@@ -202,6 +205,12 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ParameterError("bad_words", "needs a tokenizer, and the engine was started without one; leave it out")
         return self.tokenizer.bad_word_ids(params.bad_words)
+
+
+def _check_not_empty(prompt: Prompt) -> None:
+    """A chat template may give nothing."""
+    if not prompt.token_ids:
+        raise ValueError("the prompt is empty: it has no tokens; give at least one")
 
 
 def _check_samplable(

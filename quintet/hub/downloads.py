@@ -1,7 +1,9 @@
 """Downloads files from the Hugging Face hub or its cache; errors say what to do."""
 
 import contextlib
+import dataclasses
 import glob
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,8 +54,13 @@ def list_files(name: str, revision: str | None, config: EngineConfig, environmen
     if environment.hf_hub_offline:
         folder = download(name, revision, config, ("*",), environment)
         return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
-    with _list_hub_files(name, revision, config, environment):
-        return sorted(HfApi(token=config.hf_token).list_repo_files(name, revision=revision))
+    try:
+        with _list_hub_files(name, revision, config, environment):
+            return sorted(HfApi(token=config.hf_token).list_repo_files(name, revision=revision))
+    except ConnectionError:
+        with contextlib.suppress(OSError):
+            return list_files(name, revision, config, dataclasses.replace(environment, hf_hub_offline=True))
+        raise
 
 
 @contextlib.contextmanager
@@ -79,8 +86,14 @@ def _list_hub_files(name: str, revision: str | None, config: EngineConfig, envir
         raise ConnectionError(_not_cached(name + at, config, environment)) from error
     except errors.HfHubHTTPError as error:
         raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
-    except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
-        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_remedy(config)}") from error
+    except (OSError, RuntimeError) + _transport_errors() as error:  # no route, no disk space, a broken transfer
+        why = str(error) or type(error).__name__
+        raise ConnectionError(f"cannot download {name!r}{at}: {why}; {_remedy(config)}") from error
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Returns the base classes of the errors of the HTTP library that the hub's client uses: no OSErrors."""
+    return tuple(sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules)
 
 
 def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:

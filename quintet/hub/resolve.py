@@ -134,6 +134,12 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
     if folder.is_dir():
         there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
         return folder / choose(there, wanted)[0]
+    if wanted.quantization is not None and "/" not in wanted.repository:
+        raise FileNotFoundError(
+            f"no file or folder {wanted.repository}:{wanted.quantization} here, and names of Ollama's library are not "
+            "known; give OWNER/REPOSITORY:QUANTIZATION of the Hugging Face hub (such as Qwen/Qwen3-0.6B-GGUF:Q8_0), or "
+            "a .gguf file"
+        )
     _check_id(wanted.repository)
     return _download_gguf(
         wanted, list_files(wanted.repository, revision, config, environment), revision, config, environment
@@ -203,6 +209,8 @@ def _resolve(
         raise ValueError(
             f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
         )
+    if name.startswith(("/", "./", "../", "~")) and name.endswith(".gguf"):
+        raise FileNotFoundError(f"no file {name!r} here; check the path")
     environment, wanted = environment or read_environment(), parse_query(name)
     if wanted != GGUFQuery(name):
         return _one_of(wanted, revision, config, environment)

@@ -68,3 +68,9 @@ def fill(model: nn.Module, folder: Path, rank: int, layout: str, read: Read | No
     for name, source in kept.items():
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, nn.Parameter(found[source], requires_grad=False))
+
+
+class ShardedStateLoader:
+    """vLLM's name for what writes and reads these files; scripts read the pattern of their names here."""
+
+    DEFAULT_PATTERN = PATTERN

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MAX_PICKLE_BYTES = 2**26  # bytes of the pickle; those of the largest checkpoints take a few MB
+PICKLE_BYTES = 2**20, 2**11  # at most, of any file and more for each entry of the zip; torch writes some 250 a tensor
+INSTRUCTIONS = 2**16, 2**8  # likewise; torch writes some 40 a tensor
+MAX_PICKLE_BYTES = 2**26  # of any file; those of the largest checkpoints take a few MB
 MAX_ENTRIES = 2**20  # of the zip
 MAX_DIMENSIONS = 16
 LOCAL = struct.Struct("<4s22xHH")  # of a zip: an entry's own header, up to the lengths of its name and extra field
@@ -56,7 +58,8 @@ class TorchFile:
             with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
                 self._memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._entries = _entries(archive.infolist())
-            content = self._content("data.pkl", MAX_PICKLE_BYTES)
+            count = len(self._entries)
+            content = self._content("data.pkl", min(PICKLE_BYTES[0] + PICKLE_BYTES[1] * count, MAX_PICKLE_BYTES))
             if "byteorder" in self._entries and self._content("byteorder", 16) != b"little":
                 raise ValueError("its numbers are big-endian")
         except (*ZIP_ERRORS, KeyError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -65,7 +68,7 @@ class TorchFile:
                 "the checkpoint with transformers' save_pretrained()"
             ) from None
         try:
-            self._tensors = _tensors(_Unpickler(content).result())
+            self._tensors = _tensors(_Unpickler(content, INSTRUCTIONS[0] + INSTRUCTIONS[1] * count).result())
             for name, stored in self._tensors.items():
                 self._check(name, stored)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -90,7 +93,9 @@ class TorchFile:
     def _content(self, name: str, most: int) -> bytes:
         entry = self._entries[name]
         if entry.file_size > most:
-            raise ValueError(f"its {name} takes {entry.file_size} bytes")
+            raise ValueError(
+                f"its {name} takes {entry.file_size} bytes, at most {most} for its {len(self._entries)} entries"
+            )
         first = self._start(entry)
         return self._memory[first : first + entry.file_size]
 
@@ -150,10 +155,15 @@ def _shown(value: Any) -> str:
 
 
 class _Unpickler:
-    """A pickle's instructions, on a stack of plain values."""
+    """A pickle's instructions, on a stack of plain values.
 
-    def __init__(self, pickle: bytes) -> None:
-        self._said = pickle
+    Values may be nested to any depth and share parts, so that nothing here may walk through them: a dict's keys and
+    the names of globals are text before they are hashed, compared or shown.
+    """
+
+    def __init__(self, pickle: bytes, most: int) -> None:
+        self._pickle = pickle
+        self._most = most
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._do: dict[str, Callable[[Any], None]] = {
@@ -171,8 +181,8 @@ class _Unpickler:
             "MARK": lambda _: self._push(MARK),
             "TUPLE": lambda _: self._push(tuple(self._marked())),
             **{f"TUPLE{n}": lambda _, n=n: self._push(self._popped(n)) for n in (1, 2, 3)},  # type: ignore[misc]
-            "GLOBAL": lambda named: self._push(PickleGlobal(*named.split(" ", 1))),
-            "STACK_GLOBAL": lambda _: self._push(PickleGlobal(*self._popped(2))),
+            "GLOBAL": lambda named: self._push(_global(*named.split(" ", 1))),
+            "STACK_GLOBAL": lambda _: self._push(_global(*self._popped(2))),
             "BINPERSID": lambda _: self._push(_storage(self._stack.pop())),
             "REDUCE": lambda _: self._push(_call_result(*self._popped(2))),
             "BUILD": lambda _: self._built(self._stack.pop()),
@@ -184,7 +194,9 @@ class _Unpickler:
         }
 
     def result(self) -> Any:
-        for code, argument, at in pickletools.genops(self._said):
+        for done, (code, argument, at) in enumerate(pickletools.genops(self._pickle)):
+            if done == self._most:
+                raise ValueError(f"its pickle has more than {done} instructions, too many for the tensors in it")
             if code.name not in self._do:
                 raise ValueError(f"its pickle does {code.name} at {at}, which tensors do not need")
             self._do[code.name](argument)
@@ -218,6 +230,8 @@ class _Unpickler:
     def _set(self, pairs: Any) -> None:
         if not isinstance(self._stack[-1], dict) or len(pairs) % 2:
             raise ValueError("its pickle sets entries of what is no dict")
+        if wrong := [type(key).__name__ for key in pairs[::2] if not isinstance(key, str)]:
+            raise ValueError(f"its pickle names an entry by a {wrong[0]}, and tensors have names of text")
         self._stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
 
     def _appended(self, values: list[Any]) -> None:
@@ -230,6 +244,12 @@ class _Unpickler:
 
 
 CONSTANTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
+
+
+def _global(module: Any, name: Any) -> PickleGlobal:
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ValueError("its pickle names a function by what is no text")
+    return PickleGlobal(module, name)
 
 
 def _storage(entry: Any) -> PickledTensor:
@@ -253,11 +273,10 @@ def _call_result(function: Any, arguments: Any) -> Any:
 
 
 def _tensor_view(storage: Any, offset: Any, shape: Any, strides: Any) -> PickledTensor:
-    numbers = (offset, *shape, *strides)
-    if not isinstance(storage, PickledTensor) or not all(map(_non_negative_int, numbers)):
-        raise ValueError("its pickle makes a tensor of what is none")
     if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"its pickle makes a tensor of {len(shape)} dimensions with {len(strides)} strides")
+    if not isinstance(storage, PickledTensor) or not all(map(_non_negative_int, (offset, *shape, *strides))):
+        raise ValueError("its pickle makes a tensor of what is none")
     return storage._replace(offset=offset, shape=tuple(shape), strides=tuple(strides))
 
 

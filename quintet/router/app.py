@@ -24,7 +24,7 @@ from quintet.server.http.errors import ApiError, ClientGone, as_api_error
 from quintet.server.http.ids import HEADER, is_valid_id, new_id
 from quintet.server.http.middleware.access import HeadAsGet, error_response
 from quintet.server.http.middleware.access import RequestLimit as ConnectionPlaces
-from quintet.server.http.middleware.auth import ApiKeys, LocalNames
+from quintet.server.http.middleware.auth import OWNER_HEADER, ApiKeys, LocalNames
 from quintet.server.http.middleware.base import wants_anthropic
 from quintet.server.http.middleware.content_encoding import DecompressedReceive, coding_of
 from quintet.server.http.middleware.paths import TrailingSlash
@@ -35,10 +35,10 @@ access = logging.getLogger("quintet.access")
 
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
 _RETRY_LATER = {"Retry-After": "5"}
-_NAME = HEADER.encode()
+_NAME, _OWNER = HEADER.encode(), OWNER_HEADER.encode()
 # What a server reads of the connection to it, and what was settled here.
 _NOT_FORWARDED = HOP_BY_HOP | {
-    b"host", b"content-length", b"content-encoding", b"accept-encoding", b"origin", b"expect", _NAME,
+    b"host", b"content-length", b"content-encoding", b"accept-encoding", b"origin", b"expect", _NAME, _OWNER,
     b"access-control-request-method", b"access-control-request-headers",
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key")
@@ -220,6 +220,7 @@ class RouterApp:
         headers = _forwarded_headers(scope["headers"], self._core.key)
         headers += ((b"accept-encoding", b"identity"), (_NAME, name))
         owner = scope["state"].get("owner", "")
+        headers += ((_OWNER, owner.encode()),) if owner else ()
         return RequestInfo(scope["method"].encode(), target, headers, body, route, name.decode(), owner=owner)
 
     def _session(self, scope: Scope) -> str:
@@ -271,12 +272,13 @@ class RouterApp:
 
 
 def _forwarded_headers(headers: list[Header], key: list[Header]) -> list[Header]:
-    """Returns the headers that are sent on: without those of this connection, and with the key for servers."""
+    """Returns the headers that are sent on: without those of this connection, and with the key for servers. A caller's
+    key is for the server, though the caller may list it in Connection."""
     listed: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":
             listed.update(each.strip().lower() for each in value.split(b","))
-    left_out = _NOT_FORWARDED.union(listed, _KEYS if key else ())
+    left_out = _NOT_FORWARDED.union(listed.difference(_KEYS), _KEYS if key else ())
     return [each for each in headers if each[0] not in left_out] + key
 
 

@@ -60,7 +60,7 @@ class RouterCore:
         pool = self.backends.answering_pool
         if stored is not None:
             await self._stored.forward(ask, pipe, stored)
-        elif ask.route.stores_response and ask.fields.previous_response_id is not None:
+        elif ask.route.continues_response and ask.fields.previous_response_id is not None:
             await self._stored.forward_next(ask, pipe, ask.fields.previous_response_id)
         elif ask.route.disaggregated and pool is Pool.DECODE:
             await self._apart.forward(ask, pipe)

@@ -4,13 +4,13 @@ import logging
 import time
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from quintet.clients.http_connection import ConnectionLost, HttpProtocolError, HttpTimeout, ResponseHead
 from quintet.router.backends import Pool, RouterBackend
 from quintet.router.forward import BackendUnanswered, Forwarder
 from quintet.router.queue import RETRY_SOON
-from quintet.router.request_info import RequestInfo, prefill_body, with_pages
+from quintet.router.request_info import RequestInfo, prefill_body, transfer_field, with_pages
 from quintet.router.response_stream import ResponseStream
 from quintet.server.http.errors import ApiError
 
@@ -55,10 +55,10 @@ class Disaggregated:
         """As Forwarder.pass_on(). The decode server has the request from the beginning: its load is known, and no
         prompt is computed for which there is no room. For another one that is asked, the prompt is computed again: the
         first may have fetched the pages, which frees them."""
-        if ask.fields.kv_transfer_params not in (UNSET, _NULL):
+        if (given := transfer_field(ask.fields)) is not None:
             raise ApiError(
                 400, "kv_transfer_params says where pages of another server are, which is this router's to say; leave "
-                "it out", param="kv_transfer_params", code="unsupported_field",
+                "it out", param=given, code="unsupported_field",
             )  # fmt: skip
         alone = (ask.fields.n or 1) > 1  # pages are given to one completion, and freed when it has them
         try:

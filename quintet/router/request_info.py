@@ -1,5 +1,6 @@
 """Parts of a request that a router reads: the model, streaming, the user, and the beginning of the prompt."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ class RequestFields(msgspec.Struct):
     background: bool | None = None
     previous_response_id: str | None = None
     kv_transfer_params: Raw | UnsetType = UNSET
+    extra_args: Raw = _NONE
+    vllm_xargs: Raw = _NONE
     n: int | None = None
     tools: Raw = _NONE
     system: Raw = _NONE
@@ -39,6 +42,7 @@ class RequestFields(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(RequestFields)
+_ENTRIES = msgspec.json.Decoder(dict[str, Raw])
 
 
 @dataclass
@@ -83,6 +87,17 @@ def _chunks(read: RequestFields) -> Iterator[bytes]:
             return
         yield text[start:end]
         start = end
+
+
+def transfer_field(read: RequestFields) -> str | None:
+    """Returns the field that has kv_transfer_params; None if none has."""
+    if read.kv_transfer_params not in (UNSET, Raw(b"null")):
+        return "kv_transfer_params"
+    for name, content in (("extra_args", read.extra_args), ("vllm_xargs", read.vllm_xargs)):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # no object: a server refuses it
+            if content and "kv_transfer_params" in _ENTRIES.decode(content):
+                return name
+    return None
 
 
 def read_body(body: bytes) -> RequestFields:

@@ -52,7 +52,12 @@ class ResponseIdFinder:
         self._seen += piece
         found = _ID.search(self._seen)
         if found is not None:
-            self._kept.put(found[1].decode(), self._place)
+            self._put(found[1].decode())
         self._done = found is not None or len(self._seen) > _MAX_SCANNED
         if self._done:
             self._seen = b""
+
+    def _put(self, response_id: str) -> None:
+        known = self._kept.find(response_id)
+        if known is None or known.owner == self._place.owner:  # no answer makes another owner's response its own
+            self._kept.put(response_id, self._place)

@@ -9,6 +9,7 @@ from quintet.clients.http_connection import Header
 from quintet.router.routes import ApiDialect
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape
 from quintet.server.http.ids import HEADER
+from quintet.server.http.middleware.auth import OWNER_HEADER
 from quintet.server.http.middleware.base import connection_of
 from quintet.server.http.sse import event, openai_failure
 
@@ -16,7 +17,7 @@ HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-_OURS = HOP_BY_HOP | {b"date", b"server", HEADER.encode()}
+_OURS = HOP_BY_HOP | {b"date", b"server", HEADER.encode(), OWNER_HEADER.encode()}
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")  # of an event
 
 

@@ -9,14 +9,22 @@ from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import ResponseLocation
 from quintet.router.response_stream import ResponseStream
 from quintet.server.http.errors import ApiError
+from quintet.server.http.middleware.auth import OWNER_HEADER
 
 logger = logging.getLogger(__name__)
 
 _MAX_BODY = 16 * 2**20  # bytes of a response that is looked for
 
 
+_OWNER = OWNER_HEADER.encode()
+
+
 class StoredResponses:
-    """Finds the server that keeps a response; after a restart of the router, all servers are asked for it."""
+    """Finds the server that keeps a response; after a restart of the router, all servers are asked for it.
+
+    Where callers have keys of their own, only a server that separates owners is believed then: another one would give
+    the response to any caller.
+    """
 
     def __init__(self, forwarder: Forwarder, backends: RouterBackends) -> None:
         self._forwarder, self._backends = forwarder, backends
@@ -29,8 +37,14 @@ class StoredResponses:
         await self._forwarder.forward_to(ask, backend, pipe)
 
     async def forward_next(self, ask: RequestInfo, pipe: ResponseStream, response_id: str) -> None:
-        """Sends a request to the server that keeps the response before it; if none does, to any, which may refuse."""
+        """Sends a request to the server that keeps the response before it. If none does: to any, which may refuse;
+        ApiError 404 where callers have keys of their own."""
         backend = await self._keeper(ask, response_id)
+        if backend is None and ask.owner:
+            raise ApiError(
+                404, f"there is no response {response_id[:200]!r} here", param="previous_response_id",
+                code="previous_response_not_found",
+            )  # fmt: skip
         if backend is None:
             await self._forwarder.forward(ask, self._backends.answering_pool, pipe)
         else:
@@ -63,4 +77,4 @@ class StoredResponses:
             return False
         finally:
             answer.exchange.close()
-        return answer.head.status == 200
+        return answer.head.status == 200 and (not ask.owner or bool(answer.head.get(_OWNER)))

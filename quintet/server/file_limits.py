@@ -5,8 +5,8 @@ import dataclasses
 import logging
 import resource
 
+from quintet.common.unauthenticated import SPARE_CONNECTIONS
 from quintet.server.config import ServerConfig
-from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ class Runs:
         ({"a": torch.ones(1), "b": 3}, "it holds int as 'b', which is no tensor"),
         ([torch.ones(1)], "it holds list, and no tensors by name"),
         ({"a": {"b": torch.ones(1)}}, "it holds dict as 'a'"),
-        ({1: torch.ones(1)}, "it holds PickledTensor as '1', which is no tensor"),
+        ({1: torch.ones(1)}, "its pickle names an entry by a int, and tensors have names of text"),
         (torch.nn.Linear(2, 2), "its pickle"),
         ({"a": torch.ones(2).to_sparse()}, "its pickle calls torch"),
     ],

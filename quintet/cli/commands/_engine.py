@@ -43,6 +43,10 @@ def config(kwargs: dict[str, Any]) -> EngineConfig:
 def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     """Loads the model. Wrong settings are refused before anything slow is imported."""
     kwargs = engine_settings(arguments)
+    if (model := getattr(arguments, "MODEL", None)) is not None:
+        if kwargs.get("model", model) != model:
+            raise ValueError(f"two models: {model!r} and --model {kwargs['model']!r}; give one")
+        kwargs["model"] = model
     config(kwargs)
 
     from quintet import LLM

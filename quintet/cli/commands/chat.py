@@ -18,6 +18,7 @@ _PARSERS = ("tool_call_parser", "reasoning_parser")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("MODEL", nargs="?", help="folder, hub id or GGUF file, instead of --model")
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="the system message")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": None, **wanted})  # refuses before the model is loaded
     server = target.target(arguments)
+    if server.is_given and arguments.MODEL is not None:
+        raise ValueError(f"{arguments.MODEL!r}: the server has its own model; leave it out")
     return _remote(server, wanted, arguments) if server.is_given else _local(wanted, arguments)
 
 

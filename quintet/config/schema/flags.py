@@ -14,6 +14,7 @@ from quintet.common.suggestions import nearest_name
 from quintet.common.value_parsers import integer
 from quintet.config import flatten_nested, setting_fields, unflatten_nested, unsupported_reason
 from quintet.config.schema.error_names import NameTranslation
+from quintet.config.schema.foreign_names import FLAGS
 from quintet.config.schema.typed_flags import find_typed_flags, name_translation
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Parser(argparse.ArgumentParser):
         words = normalize_argv(argv)
         self.typed_flags = find_typed_flags(self._option_string_actions, argv, words)
         end = words.index("--") if "--" in words else len(words)
+        if foreign := [word for word in words[:end] if word in FLAGS and word not in self._option_string_actions]:
+            self.error("\n".join(_unknown_flag_error(flag, ()) for flag in foreign))
         namespace, extra = self.parse_known_intermixed_args(words[:end])
         flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
         if flags:
@@ -123,7 +126,7 @@ def _with_dashes(word: str) -> str:
 
 
 def _unknown_flag_error(flag: str, known: Collection[str]) -> str:
-    advice = unsupported_reason(flag.lstrip("-").rstrip("+").replace("-", "_"))
+    advice = FLAGS.get(flag) or unsupported_reason(flag.lstrip("-").rstrip("+").replace("-", "_"))
     if advice:
         return f"there is no {flag}: {advice}"
     match = nearest_name(flag, known)

@@ -148,7 +148,6 @@ METHODS: Mapping[str, str] = {
     "remove_lora": "adapters do not exist yet",
     "list_loras": "adapters do not exist yet",
     "pin_lora": "adapters do not exist yet",
-    "collective_rpc": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "models take text alone",

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 MEDIUM = "GPU"  # vLLM's word for the cache itself, whatever device it lies on
 END = (-1).to_bytes(8, "big", signed=True)
+REPLAY_HWM = 100  # messages that may wait for one peer; a peer that does not read gets no more
+MAX_REPLAYS = 32  # peers that get a replay at a time
+REPLAY_RETRY = 20  # milliseconds until a peer that had no room is tried again
 LINGER = 200  # milliseconds that a closed engine gives its last events
 LOCAL_ENDPOINT = re.compile(r"(ipc|inproc)://.*|tcp://(\*|127\.\d+\.\d+\.\d+|localhost|\[?::1?\]?|0\.0\.0\.0):(\d+|\*)")
 
@@ -169,7 +172,8 @@ class Publisher:
             self.replay_endpoint = ""
             if config.replay_endpoint is not None:
                 replay = self._context.socket(zmq.ROUTER)
-                replay.sndhwm, replay.linger = 0, LINGER  # bounded by what is kept
+                replay.sndhwm, replay.linger = REPLAY_HWM, LINGER
+                replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what does not fit is dropped without a word
                 self.replay_endpoint = _bind(replay, "replay_endpoint", config.replay_endpoint)
         except ValueError:
             self._context.destroy(linger=0)
@@ -223,35 +227,65 @@ def _run(
     """Until an empty message comes."""
     import zmq
 
-    poller = zmq.Poller()
+    poller, replays = zmq.Poller(), None if replay is None else _Replays(replay, kept)
     for socket in (inbox, *([] if replay is None else [replay])):
         poller.register(socket, zmq.POLLIN)
     going = True
     while going:
-        ready = dict(poller.poll())
+        ready = dict(poller.poll(REPLAY_RETRY if replays is not None and replays.running else None))
         if inbox in ready:
             message = inbox.recv_multipart()
             going = len(message) == 2
             if going:
                 kept.append((message[0], message[1]))
                 out.send_multipart((topic, *message))
-        if replay is not None and replay in ready:
-            _replay(replay, kept)
+        if replays is not None:
+            if replay in ready:
+                replays.accept()
+            replays.send()
     for socket in (inbox, out, *([] if replay is None else [replay])):
         socket.close()
 
 
-def _replay(socket: "zmq.Socket[bytes]", kept: deque[tuple[bytes, bytes]]) -> None:
-    """All from the number on that was asked for."""
-    request = socket.recv_multipart()
-    if len(request) != 3 or request[1] or len(request[2]) != 8:
-        logger.info("kv_events_config: a replay was asked for in another form: three frames, the last of 8 bytes")
-        return
-    asker, first = request[0], request[2]
-    for seq, payload in kept:
-        if seq >= first:
-            socket.send_multipart((asker, b"", seq, payload))
-    socket.send_multipart((asker, b"", END, b""))
+class _Replays:
+    """Replays in progress: one for each peer, and MAX_REPLAYS in all; more requests are left out.
+
+    The socket has room for REPLAY_HWM messages of each peer. What does not fit is sent when the peer has read.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", kept: deque[tuple[bytes, bytes]]) -> None:
+        self._socket, self._kept = socket, kept
+        self.running: dict[bytes, bytes] = {}  # peer -> number of the next batch that it gets
+
+    def accept(self) -> None:
+        """Reads a request: all from the number on that it names."""
+        request = self._socket.recv_multipart()
+        if len(request) != 3 or request[1] or len(request[2]) != 8:
+            logger.info("kv_events_config: a replay was asked for in another form: three frames, the last of 8 bytes")
+        elif request[0] in self.running or len(self.running) < MAX_REPLAYS:
+            self.running.setdefault(request[0], request[2])
+
+    def send(self) -> None:
+        """Sends what there is room for."""
+        import zmq
+
+        for peer in list(self.running):
+            try:
+                self._send_to(peer)
+                del self.running[peer]
+            except zmq.Again:
+                continue
+            except zmq.ZMQError:  # it has gone
+                del self.running[peer]
+
+    def _send_to(self, peer: bytes) -> None:
+        import zmq
+
+        for seq, payload in list(self._kept):
+            if seq >= self.running[peer]:
+                self._socket.send_multipart((peer, b"", seq, payload), zmq.NOBLOCK)
+                self.running[peer] = (int.from_bytes(seq, "big") + 1).to_bytes(8, "big")
+        self._socket.send_multipart((peer, b"", END, b""), zmq.NOBLOCK)
 
 
 def _close(context: "zmq.Context[zmq.Socket[bytes]]", outbox: "zmq.Socket[bytes]", thread: threading.Thread) -> None:

@@ -17,7 +17,7 @@ from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
-from quintet.server.http.middleware.auth import owner_of
+from quintet.server.http.middleware.auth import key_of, owner_of
 from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
@@ -121,12 +121,12 @@ class AppState:
 
     def admit_call(self, call: EngineCall, size: RequestCost) -> None:
         self.check_ready()
-        self.capacity.acquire(size, call.owner)
+        self.capacity.acquire(size, key_of(call.owner))
         self.calls.add(call)
         self._quiet.clear()
 
     def end_call(self, call: EngineCall, size: RequestCost) -> None:
-        self.capacity.release(size, call.owner)
+        self.capacity.release(size, key_of(call.owner))
         self.calls.discard(call)
         if not self.calls:
             self._quiet.set()

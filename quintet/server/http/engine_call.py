@@ -20,6 +20,7 @@ from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import SubmitRequest
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.middleware.auth import key_of
 from quintet.server.http.middleware.base import connection_of
 from quintet.server.metrics.call_record import CallRecord
 
@@ -184,9 +185,9 @@ class EngineCall:
         """
         assert not self._running
         size = _cost_of([ask], self._service.backend.model_info, streamed=self._http is not None)
-        self._service.capacity.release(self._size, self.owner)
+        self._service.capacity.release(self._size, key_of(self.owner))
         self._size = RequestCost()  # what it holds if there is no room
-        self._service.capacity.acquire(size, self.owner)
+        self._service.capacity.acquire(size, key_of(self.owner))
         self._size = size
         ask = _with_owner_salt(ask, self.owner) if self.owner else ask
         self.requests = [*self.requests, ask]

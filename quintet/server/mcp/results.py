@@ -41,3 +41,9 @@ def _of_block(block: "ContentBlock") -> str:
         text = getattr(held, "text", None)
         return text if isinstance(text, str) else f"[{held.mime_type or 'bytes'} of {held.uri}, which is no text]"
     return f"[{block.mime_type}, which is no text]"
+
+
+def one_line(text: object, most: int) -> str:
+    """Returns text of a server in one line, without control characters: it goes to the log and to error messages."""
+    words = " ".join(str(text)[: 4 * most].split())
+    return "".join(each if each.isprintable() else "?" for each in words)[:most]

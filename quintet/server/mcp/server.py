@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.server.mcp.addresses import McpAddress
-from quintet.server.mcp.results import ToolResult, result_of
+from quintet.server.mcp.results import ToolResult, one_line, result_of
 from quintet.server.mcp.session import CONNECT, McpConnectionLost, McpSession
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ MAX_CALLS = 16  # concurrent calls of one server; more wait, within their own ti
 MAX_TOOLS = 1024
 MAX_LISTED = 2**20  # bytes of JSON of all tools: they go into prompts
 _MAX_PAGES = 100
+_MAX_NAME = 80  # characters of a server's own name, which stands in lines of the log
 
 
 class ToolCallLimits(NamedTuple):
@@ -95,12 +96,12 @@ class ToolServer:
         except asyncio.TimeoutError:
             return ToolResult(f"the tool took longer than {self.limits.seconds:g} s, and was ended", failed=True)
         except McpConnectionLost as error:
-            logger.warning("tool server %s was lost during a call of %r: %s", self, tool[:80], error)
+            logger.warning("tool server %s was lost during a call of %r: %s", self, tool[:80], one_line(error, 300))
             return ToolResult("the tool server was lost; whether the tool has run is not known", failed=True)
         except (MCPError, ValueError, RuntimeError) as error:  # a server error, or a protocol or schema violation
-            return ToolResult(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)
+            return ToolResult(f"the tool server refused: {one_line(error, 2000)}", failed=True)
         except Exception:  # any error of the MCP client: a response must not fail because of a tool
-            logger.exception("tool server %s: a call of %s failed", self, tool)
+            logger.exception("tool server %s: a call of %r failed", self, tool[:80])
             return ToolResult("the tool server cannot be used", failed=True)
 
     async def close(self) -> None:
@@ -128,7 +129,8 @@ class ToolServer:
             await session.open()
             self._session = session
             info = session.client.server_info
-            self._own_name = self._own_name or (info.name if info is not None else None) or self.address.url
+            own_name = one_line(info.name, _MAX_NAME) if info is not None and info.name else None
+            self._own_name = self._own_name or own_name or self.address.url
             return session
 
     async def _forget(self, session: McpSession) -> None:
@@ -189,7 +191,7 @@ class ToolServer:
             raise
 
     def _unavailable(self, why: object) -> ToolServerUnavailable:
-        return ToolServerUnavailable(f"tool server {self} cannot be used: {' '.join(str(why).split())[:300]}")
+        return ToolServerUnavailable(f"tool server {self} cannot be used: {one_line(why, 300)}")
 
 
 class _SessionUnknown(McpConnectionLost):

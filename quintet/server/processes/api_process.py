@@ -16,7 +16,7 @@ from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from quintet.server.processes.messages import ApiOrders
-from quintet.server.processes.remote_backend import RemoteBackend
+from quintet.server.processes.remote_backend import RemoteBackend, may_serve
 from quintet.server.tls import Certificates
 from quintet.server.uvicorn_server import UvicornServer, run_loop
 
@@ -138,7 +138,7 @@ class ApiServer:
 
     async def _wait_until_served(self) -> None:
         """Leaves connections to the processes that know the model, until this one does."""
-        while self.backend.unavailable_reason() is not None and not self._server.should_exit:
+        while not may_serve(self.backend) and not self._server.should_exit:
             if self.backend.death_reason is not None:
                 raise SystemExit(self.backend.death_reason)
             await asyncio.sleep(_POLL_SECONDS)

@@ -32,14 +32,21 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 MAX_SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+_FIRST_IS_READY = "first-is-ready"  # file of the folder: API process 0 knows the model
 _TICK_SECONDS = wire.BEAT / 2  # seconds in which silence is counted
+
+
+def may_serve(backend: "RemoteBackend") -> bool:
+    """Returns whether a process that shares the port may take connections: it knows the model, and so does process 0,
+    which takes connections from the start."""
+    return backend.unavailable_reason() is None and backend.first_is_ready.exists()
 
 
 class RemoteBackend:
     """Made and used in one event loop; `start()` is its first call."""
 
     def __init__(self, folder: Path, worker: int, step_timeout: float, num_engines: int = 1) -> None:
-        self._worker = worker
+        self._worker, self.first_is_ready = worker, folder / _FIRST_IS_READY
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
@@ -254,6 +261,8 @@ class RemoteBackend:
             name,
             reasoning_markers=lambda: self.reasoning_markers(),
         )
+        if not self._worker:
+            self.first_is_ready.touch()
 
     def _take(self, processed: ProcessedOutputs) -> None:
         for output in processed.outputs:

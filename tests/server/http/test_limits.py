@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from quintet.chat.prompts import Prompt
+from quintet.common.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.config import ServerConfig
 from quintet.server.http.app_state import AppState
@@ -20,7 +21,6 @@ from quintet.server.http.capacity import RequestCost
 from quintet.server.http.engine_call import MAX_UNREAD, PromptRequest
 from quintet.server.http.errors import ClientGone
 from quintet.server.http.middleware.slow_clients import ClientTimeouts
-from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.uvicorn_server import run_loop
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving

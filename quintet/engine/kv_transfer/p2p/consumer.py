@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import Counter, deque
@@ -15,6 +14,7 @@ from msgspec import structs
 
 from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.head_slices import HeadSlice, ProducerShare
+from quintet.engine.kv_transfer.p2p.load_queue import LoadQueue, QueuedLoad, origin_of
 from quintet.engine.kv_transfer.p2p.protocol import (
     RESPONSE,
     UNCHANGED,
@@ -34,7 +34,10 @@ from quintet.ops.pages import WORD
 
 logger = logging.getLogger(__name__)
 
-NUM_THREADS = 4  # loads that run at once
+NUM_THREADS = 4  # loads that run at once, from hosts that have proved to have the key
+NUM_TRIES = 8  # loads from other hosts that run at once, which a request may have named to no purpose
+TRIES_SHARE = 6  # of these for one caller
+MAX_PAUSE = 60.0  # seconds that a load waits for the engine to take pages; ranks may run loads in different orders
 
 
 class LeaseAddress(Protocol):
@@ -81,23 +84,24 @@ class PageClient:
 
     def __init__(self, way: Route, changed: threading.Event) -> None:
         self._route, self._changed = way, changed
-        self._jobs: queue.SimpleQueue[PeerLoad | None] = queue.SimpleQueue()
+        self._queue = LoadQueue(TRIES_SHARE)
         self._loads: WeakSet[PeerLoad] = WeakSet()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
         self._threads = [
-            threading.Thread(target=self._run_loads, name="quintet-takes", daemon=True) for _ in range(NUM_THREADS)
+            threading.Thread(target=self._run_loads, args=(index < NUM_THREADS,), name="quintet-takes", daemon=True)
+            for index in range(NUM_THREADS + NUM_TRIES)
         ]
         for thread in self._threads:
             thread.start()
 
-    def load(self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool) -> "PeerLoad":
+    def load(self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool, caller: bytes = b"") -> "PeerLoad":
         """Starts to load these pages, of which each source has a part. ends: if all of them arrive, the loan will not
-        be asked for again, and is released."""
-        load = PeerLoad(sources, keys, ends, self._route.words, self._changed)
+        be asked for again, and is released. caller: who named the sources."""
+        load = PeerLoad(sources, keys, ends, self._route.words, self._changed, caller)
         self._loads.add(load)
-        self._jobs.put(load)
+        self._queue.put(load)
         return load
 
     def counts(self) -> Mapping[str, float]:
@@ -109,11 +113,11 @@ class PageClient:
         for load in self._loads:
             if not load.done:  # one that has all is about to report it
                 load.cancel()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._queue.close()
 
-    def _run_loads(self) -> None:
-        while (load := self._jobs.get()) is not None:
+    def _run_loads(self, known: bool) -> None:
+        while (load := self._queue.take(known)) is not None:
+            assert isinstance(load, PeerLoad)
             began = time.monotonic()
             try:
                 self._take(load)
@@ -122,6 +126,8 @@ class PageClient:
             except Exception as error:
                 logger.exception("taking pages from %s broke", load.current_address.host_port)
                 load.fail(f"{load.current_address.host_port}: {type(error).__name__}: {error}")
+            if not known:
+                self._queue.tried(load.origin)
             with self._lock:
                 self._counts.update(load.counts())
                 self._seconds += time.monotonic() - began
@@ -150,13 +156,18 @@ class PageClient:
             self._connect(load, source, stack).release_lease(load)
 
     def _connect(self, load: "PeerLoad", source: PageOrigin, stack: contextlib.ExitStack) -> "ProducerConnection":
-        way, load.current_address = self._route, source.address
-        channel = way.connect(source.address)
-        stack.callback(channel.close)
-        facts = way.page_format()
-        channel.connect_producer(
-            way.key, facts if source.part is None else structs.replace(facts, part=source.part), way.transport
-        )
+        way, load.current_address, began = self._route, source.address, time.monotonic()
+        try:
+            channel = way.connect(source.address)
+            stack.callback(channel.close)
+            facts = way.page_format()
+            channel.connect_producer(
+                way.key, facts if source.part is None else structs.replace(facts, part=source.part), way.transport
+            )
+        except ProtocolError:
+            self._queue.note_failed(source.address.host_port, time.monotonic() - began)
+            raise
+        self._queue.note_proved(source.address.host_port)
         giver = ProducerConnection(source, channel, way.words if source.head_slice is None else source.head_slice.words)
         if (
             way.open_region is not None
@@ -256,12 +267,19 @@ class ProducerConnection:
         return np.frombuffer(answer.row, np.uint8)
 
 
-class PeerLoad(Load):
+class PeerLoad(Load, QueuedLoad):
     """Pages that one thread fetches and the engine takes."""
 
     def __init__(
-        self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool, words: int, changed: threading.Event
+        self,
+        sources: Sequence[PageOrigin],
+        keys: Sequence[bytes],
+        ends: bool,
+        words: int,
+        changed: threading.Event,
+        caller: bytes = b"",
     ) -> None:
+        self.origin = origin_of([each.address.host_port for each in sources], caller)
         self.sources, self.keys, self.release, self.canceled = sources, list(keys), ends, False
         self.address = self.current_address = sources[0].address  # first source of the loan; source that is being asked
         self._words, self._changed = words, changed
@@ -297,9 +315,11 @@ class PeerLoad(Load):
     # ---------------------------------------------------------------------------------------------------- the thread's
 
     def wait_for_room(self, at_once: int) -> bool:
-        """Waits until the engine has taken most of what has arrived; False: the load was canceled."""
+        """Waits until the engine has taken most of what has arrived; False: the load was canceled. ProtocolError after
+        MAX_PAUSE."""
         with self._room:
-            self._room.wait_for(lambda: self.canceled or len(self._came) < at_once)
+            if not self._room.wait_for(lambda: self.canceled or len(self._came) < at_once, MAX_PAUSE):
+                raise ProtocolError(f"no pages were taken for {MAX_PAUSE:g} s")
             return not self.canceled
 
     def add_page(self, place: int, row: PageRows) -> None:

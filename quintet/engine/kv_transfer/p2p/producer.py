@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from quintet.distributed.handshakes import BoundedLog, Handshakes
 from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import (
     COPIED,
@@ -29,6 +30,7 @@ from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256  # connections at once: each process of another engine has four at most
+MAX_HANDSHAKES = 64  # more of them that have not authenticated
 HANDSHAKE_SECONDS = 5.0  # seconds that a new connection may take to authenticate
 POLL_SECONDS = 0.5  # seconds from one look at the clock to the next
 MAX_REASON = 300  # characters of why there are no pages
@@ -43,6 +45,7 @@ class PageServer:
         self.transport = ""  # transport of pages
         self.share_memory: ShareMemory | None = None  # lets consumers read pages in place; None: pages are sent
         self._open: set[socket.socket] = set()
+        self._handshakes, self._refusals = Handshakes(MAX_HANDSHAKES), BoundedLog(logger)
         self._lock, self._closed = threading.Lock(), False
         self._counts: Counter[str] = Counter()
         self._listening: socket.socket | None = None
@@ -82,12 +85,13 @@ class PageServer:
                 if not self._closed:
                     logger.warning("KV connector: other engines cannot fetch pages any more: %s", error)
                 return
+            name = peer[0] if isinstance(peer, tuple) else "this machine"
             with self._lock:
-                if self._closed or len(self._open) >= MAX_CONNECTIONS:
+                if self._closed or len(self._open) - len(self._handshakes) >= MAX_CONNECTIONS:
                     connection.close()
                     continue
                 self._open.add(connection)
-            name = peer[0] if isinstance(peer, tuple) else "this machine"
+                self._handshakes.add(connection, name)
             threading.Thread(target=self.serve, args=(connection, name), name="quintet-gives", daemon=True).start()
 
     def serve(self, connection: socket.socket, name: str) -> None:
@@ -96,6 +100,7 @@ class PageServer:
         channel = PeerChannel(connection, min(HANDSHAKE_SECONDS, self._patience), 0)
         try:
             channel.accept_consumer(self._key, facts, self.transport)
+            self._handshakes.remove(connection)
             channel = channel.with_timeout(self._patience)
             if self.share_memory is not None:
                 self.share_memory(channel)
@@ -108,13 +113,14 @@ class PageServer:
         except ProtocolError as error:
             if not channel.authenticated:
                 self._count("refused", 1)
-                logger.warning("an engine at %s gets no pages: %s", name, error)
+                self._refusals.warning("an engine at %s gets no pages: %s", name, error)
             elif not self._closed:
                 logger.debug("an engine at %s is gone: %s", name, error)
         except Exception:
             logger.exception("giving pages to %s broke", name)
         finally:
             with self._lock:
+                self._handshakes.remove(connection)
                 self._open.discard(connection)
             connection.close()
 

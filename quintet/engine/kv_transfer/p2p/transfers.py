@@ -24,13 +24,15 @@ from quintet.engine.request import Request
 
 logger = logging.getLogger(__name__)
 
+OWNER_LENGTH = 64  # bytes at the beginning of a salt: its owner at a server with several keys
+
 ReadPages = Callable[[Sequence[int]], Callable[[], PageRows]]
 
 
 class PageConsumer(Protocol):
     """Interface of a Taker (consumer), for the engine."""
 
-    def load(self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool) -> Load: ...
+    def load(self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool, caller: bytes) -> Load: ...
 
     def counts(self) -> Mapping[str, float]: ...
 
@@ -120,7 +122,8 @@ class P2PTransfer:
             handoff.requested = True
             keys = [names[digest[:HASH_BYTES]] + digest[HASH_BYTES:] for digest in digests]
             try:
-                load = taker.load(self.origins(peer), keys, ends=request.params.n == 1)
+                caller = request.core_request.salt[:OWNER_LENGTH]
+                load = taker.load(self.origins(peer), keys, request.params.n == 1, caller)
             except ValueError as error:
                 return FailedLoad(len(keys), str(error))
             return load if self.rank_agreement is None else self.rank_agreement.agreed_load(load, len(keys))

@@ -63,6 +63,9 @@ def _merge_extra_args(fields: Mapping[str, Any], names: Mapping[str, str]) -> tu
     theirs, ours = fields.pop("vllm_xargs", None), fields.get("extra_args")
     if isinstance(circles := fields.get("repetition_detection"), dict):
         drop_unknown(circles, _REPETITION_FIELDS, "repetition_detection")
+    for name, given in (("extra_args", ours), ("vllm_xargs", theirs)):
+        if isinstance(given, dict) and HANDOFF in given:
+            raise invalid_field(name, f"has {HANDOFF}, which is a field of the request; give it there")
     if not isinstance(ours, dict | None):  # SamplingParams.check refuses it
         return fields, names
     if pages:

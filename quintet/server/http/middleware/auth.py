@@ -2,11 +2,12 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.config import ServerConfig
 from quintet.server.hosts import AllowedHosts, is_loopback
@@ -17,6 +18,10 @@ PUBLIC_PATHS = ("/health", "/ready")
 # routes that change the engine for all clients
 ADMIN_PATHS = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
 _READ_METHODS = ("GET", "HEAD")
+OWNER_HEADER = "x-quintet-owner"  # a router's name for its caller; in an answer: the server separates owners by it
+_OWNER = re.compile("[0-9a-f]{64}")
+_OWNER_PART = 32  # characters of an owner's name for the key; as many follow for the caller that a router names
+_NO_PART = "0" * _OWNER_PART
 
 
 def is_public(scope: Scope) -> bool:
@@ -27,16 +32,25 @@ def is_public(scope: Scope) -> bool:
 
 
 def owner_of(http: HttpRequest) -> str:
-    """Returns the owner of a request: a name of fixed length per API key; "" if there is at most one key."""
+    """Returns the owner of a request: a name of fixed length per API key, and per caller of a router (OWNER_HEADER);
+    "" if there is at most one key and no router names a caller."""
     owner: str = http.scope.get("state", {}).get("owner", "")
     return owner
+
+
+def key_of(owner: str) -> str:
+    """Returns the part of an owner's name that is the key's; "" if there is at most one. A caller can invent names
+    for OWNER_HEADER, so shares of capacity go by this part."""
+    return "" if owner.startswith(_NO_PART) else owner[:_OWNER_PART]
 
 
 class ApiKeys(HttpMiddleware):
     """Requires an API key as a bearer token or x-api-key; allows every client if there are no keys.
 
     If there is an admin key, administration needs it, and it also allows all other routes. Each of several keys is
-    an owner: its requests and stored responses are not visible to other keys.
+    an owner: its requests and stored responses are not visible to other keys. A router that sends its own key for
+    several callers names each in OWNER_HEADER. The name divides what belongs to that key, and gives access to nothing
+    of another key.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMIN_PATHS) -> None:
@@ -52,9 +66,18 @@ class ApiKeys(HttpMiddleware):
         if not is_public(scope):
             given = self._valid_keys(Headers(scope=scope))
             self._check(route_path(scope), given)
-            if given and len(self._keys) > 1:
-                scope.setdefault("state", {})["owner"] = given[0].hex()[:32]
+            named = Headers(scope=scope).get(OWNER_HEADER, "")
+            if owner := self._owner(given, named):
+                scope.setdefault("state", {})["owner"] = owner
+            send = _acknowledging(send) if _OWNER.fullmatch(named) else send
         await self._app(scope, receive, send)
+
+    def _owner(self, given: list[bytes], named: str) -> str:
+        key = given[0].hex()[:_OWNER_PART] if given else _NO_PART
+        part = key if len(self._keys) > 1 else _NO_PART
+        if _OWNER.fullmatch(named) and named != key + _NO_PART:  # a router that passes the key on names the same owner
+            return part + _digest(named.encode()).hex()[:_OWNER_PART]
+        return "" if part == _NO_PART else part + _NO_PART
 
     def _check(self, path: str, given: list[bytes]) -> None:
         administers = self._admin is not None and path in self._administration
@@ -79,6 +102,15 @@ class ApiKeys(HttpMiddleware):
                 if hmac.compare_digest(digest, key):
                     found.append(key)
         return found
+
+
+def _acknowledging(send: Send) -> Send:
+    async def acknowledge(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (OWNER_HEADER.encode(), b"known")]
+        await send(message)
+
+    return acknowledge
 
 
 def _digest(key: bytes) -> bytes:

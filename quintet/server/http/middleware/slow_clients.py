@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from quintet.common.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
-from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.http.sse import encode
 
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
@@ -51,6 +51,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._ignores_input = 0  # bytes of a body that came after the answer
         self._refused = False
+        self._farewell: ApiError | None = None  # the last answer, once those before it are complete
         self._timer: asyncio.TimerHandle | None = None
         self._reader: asyncio.TimerHandle | None = None  # runs while the client does not read
         self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was last
@@ -117,6 +118,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._refused:
+            return
         self.scope["state"]["wire"] = weakref.ref(self)
         self._in_head, self._ignores_input = True, 0
         self._start_timer(self.timeouts.head)
@@ -130,7 +133,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         if size > self.max_head:
             self._refuse(self._too_large())
         elif len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
+            message = f"more than {MAX_PIPELINED} requests wait on this connection; send fewer before their answers"
+            self._refuse(ApiError(503, message, code="too_many_pipelined", headers={"Retry-After": "1"}))
         else:
             super().on_headers_complete()
             self._start_timer(self.timeouts.body)
@@ -140,10 +144,11 @@ class _LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._refused:
+            return
         self._stop_timer()
         self._in_head, self._head_bytes = True, 0
-        if not self._refused:
-            super().on_message_complete()
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -161,7 +166,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuses a head or body that is not HTTP; uvicorn calls this."""
-        self._refuse(ApiError(400, "this is no HTTP that the server understands", code="invalid_http"))
+        error = ApiError(400, "this is no HTTP that the server understands", code="invalid_http")
+        self._refuse(error, in_body=not self._in_head)
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -188,13 +194,36 @@ class _LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()  # the route waits for the body, and gets a disconnect
 
-    def _refuse(self, error: ApiError) -> None:
-        """Sends the error unless another response is in progress, and closes the connection."""
-        self._refused = True
+    def _refuse(self, error: ApiError, in_body: bool = False) -> None:
+        """Sends the error after the responses to the requests before it, and closes the connection. in_body: the last
+        of these requests is at fault, and the error is its response, unless that has begun."""
+        if self._refused:
+            return
+        self._refused, self._farewell = True, error
         self._stop_timer()
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_response(error))
-        self.transport.close()
+        cycle = self.cycle
+        if in_body and cycle is not None and not cycle.response_complete:
+            if self.pipeline and self.pipeline[0][0] is cycle:
+                self.pipeline.popleft()
+            elif cycle.response_started:
+                return self.transport.close()
+            else:
+                self._leave()
+        self._end_if_answered()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._farewell is not None:
+            self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        """Sends the last answer, once no other is in progress or waits."""
+        cycle = self._answered
+        if self.pipeline or not (cycle is None or cycle.response_complete or cycle.disconnected):
+            return
+        if self._farewell is not None and not self.transport.is_closing():
+            self.transport.write(_response(self._farewell))
+            self.transport.close()
 
 
 def _response(error: ApiError) -> bytes:
