@@ -100,7 +100,7 @@ def test_variants_of_the_same_tokens_are_told_apart() -> None:
 def test_a_step_gives_what_its_model_was_built_for() -> None:
     wanted = RequestedOutputs(logits=False, hidden_states=True, aux_hidden_states=(0, 2, 3))
     host = step(20, 7)
-    there, here = worker(tpu.platform(), PLAIN, requested_outputs=wanted), worker(CPU(), wanted=wanted)
+    there, here = worker(tpu.platform(), PLAIN, requested_outputs=wanted), worker(CPU(), requested_outputs=wanted)
     got, want = there.run(pad(host, (PLAIN,))), here.run(host)
     assert got.logits is None and len(got.aux_hidden_states) == 3
     torch.testing.assert_close(down(there, got.hidden_states)[:2], want.hidden_states, rtol=1e-4, atol=1e-4)
