@@ -30,7 +30,7 @@ from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import GrammarCompiler, wait_for_any
+from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, late_requests, wait_for_any
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class Engine:
                 hook.before_step(self._fail_request)
             if self._compiling:
                 self._check_grammars()
+            self._end_late_requests()
             if self._in_flight and not self._can_start_next():
                 self._collect()
             started = self._launch()
@@ -155,6 +156,11 @@ class Engine:
                     self._fail_request(request, f"structured_outputs cannot be served: {why}")
                 elif not request.ready:
                     self._compiling.append(request)
+
+    def _end_late_requests(self) -> None:
+        """Ends requests whose grammars make all steps slow."""
+        for request in late_requests(self.scheduler.running):
+            self._fail_request(request, LATE_MESSAGE)
 
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))
