@@ -75,7 +75,8 @@ class GrammarCompiler:
 
     def compile_and_wait(self, wanted: StructuredOutputsParams) -> str:
         """Waits until it is compiled -> its text, for matcher(). ParameterError says why it cannot be."""
-        text = grammar_text(wanted, self._config)
+        names_tokens = wanted.grammar is not None or wanted.structural_tag is not None
+        text = grammar_text(wanted, self._config, self._tokenizer() if names_tokens else None)
         if why := self.matcher(text).wait():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
         return text
@@ -320,7 +321,6 @@ class MaskFiller:
         self._timed_steps = max(0, self._timed_steps - 1)
         for matcher, row in matchers:
             matcher.fill_now(bits[row])
-
 
 
 def late_requests(requests: "Iterable[Request]") -> "list[Request]":
