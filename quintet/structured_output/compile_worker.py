@@ -110,7 +110,8 @@ class _Bytes:
 def _mask_trial() -> WhyNot:
     import llguidance
 
-    vocabulary, limits = llguidance.LLTokenizer(_Bytes(), slices=[]), parser_limits()
+    tokens: Any = _Bytes()
+    vocabulary, limits = llguidance.LLTokenizer(tokens, slices=[]), parser_limits()
 
     def error(text: str) -> str:
         compiled = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=limits)

@@ -35,10 +35,11 @@ class _Parser:
         self._tokens = list(_tokens(grammar))
         self._at = 0
         parts: dict[str, set[str]] = {}  # rules, and those they name
+        named = set[str]()
         for kind, text, _ in self._tokens:
             if kind == "rule":
                 named = parts.setdefault(text, set())
-            elif kind == "name" and parts:
+            elif kind == "name":
                 named.add(text)
         terminals = _terminals(parts)
         names = {name: f"{'T' if name in terminals else 'r'}{number}" for number, name in enumerate(parts)}

@@ -216,7 +216,7 @@ class Matcher:
     def grow(self, seconds: float) -> None:
         """Counts the memory of the lexer's states that were made in this time."""
         if seconds > self._free_seconds:
-            self._cache.grow(self._text, self.compiled, seconds - self._free_seconds)
+            self._cache.grow(self._text, self.compiled, seconds)
 
     def is_late(self, num_slow: int) -> bool:
         """True if it has taken more than its share of time, being one of so many slow ones."""
@@ -247,7 +247,7 @@ class Matcher:
         if self._state is None or self._state.is_stopped() or self._state.is_error():
             return 0
         # of all of the text: to ask after each token costs its length each time
-        ids: list[int] = self._timed(self._state.compute_ff_tokens)
+        ids = self._timed(self._state.compute_ff_tokens)
         self._chain = self._taken, ids
         return len(ids)
 

@@ -146,7 +146,12 @@ def test_a_marker_that_is_a_token_triggers(tmp_path: Path, marker: str) -> None:
     tag = {"type": "tag", "begin": marker, "content": CALL, "end": marker}
     free = {"type": "triggered_tags", "triggers": [marker], "tags": [tag]}
     grammars = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size, [EOS])
-    for form, before in ((tag, []), (free, []), (free, [tokenizer.token_id("x")]), ({**free, "at_least_one": True}, [])):
+    for form, before in (
+        (tag, []),
+        (free, []),
+        (free, [tokenizer.token_id("x")]),
+        ({**free, "at_least_one": True}, []),
+    ):
         wanted = StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
         matcher = grammars.matcher(grammars.compile_and_wait(wanted))
         allowed = matcher.allowed_after(before)
