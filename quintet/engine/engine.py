@@ -30,7 +30,7 @@ from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, late_requests, wait_for_any
+from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, wait_for_any
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +159,13 @@ class Engine:
 
     def _end_late_requests(self) -> None:
         """Ends requests whose grammars make all steps slow."""
-        for request in late_requests(self.scheduler.running):
+        for request in self._late_requests():
             self._fail_request(request, LATE_MESSAGE)
+
+    def _late_requests(self) -> list[Request]:
+        """Returns the requests whose grammars take more than their share of time, of all that run."""
+        slow = [(r, r.grammar) for r in self.scheduler.running if r.grammar is not None and r.grammar.is_slow]
+        return [request for request, matcher in slow if matcher.is_late(len(slow))]
 
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))

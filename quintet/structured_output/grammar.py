@@ -18,7 +18,6 @@ from quintet.structured_output.grammar_source import grammar_text, llguidance
 from quintet.structured_output.vocabulary import ByteVocabulary
 
 if TYPE_CHECKING:
-    from quintet.engine.request import Request
     from quintet.interface.types import IntArray
     from quintet.tokenizers.tokenizer import Tokenizer
 
@@ -321,12 +320,6 @@ class MaskFiller:
         self._timed_steps = max(0, self._timed_steps - 1)
         for matcher, row in matchers:
             matcher.fill_now(bits[row])
-
-
-def late_requests(requests: "Iterable[Request]") -> "list[Request]":
-    """Returns the requests whose grammars take more than their share of time, of all that run."""
-    slow = [(r, r.grammar) for r in requests if r.grammar is not None and r.grammar.is_slow]
-    return [request for request, matcher in slow if matcher.is_late(len(slow))]
 
 
 @functools.cache

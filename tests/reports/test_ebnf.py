@@ -7,12 +7,11 @@ import pytest
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.grammar_source import grammar_text
+from tests.helpers.walks import vocabulary, walk
 
 llguidance = pytest.importorskip(
     "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
 )
-
-from tests.helpers.walks import vocabulary, walk
 
 CASES = [
     ('root ::= "a"{3} "b"{1,2} ("c" | "d"){2}', "aaabb?[cd]{2}"),

@@ -13,7 +13,7 @@ from quintet.engine.request import CoreRequest
 from quintet.interface.platform import ASIDE, Channel, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import Matcher, late_requests, wait_for_any
+from quintet.structured_output.grammar import Matcher, wait_for_any
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Leader(Engine):
 
     def _end_late_requests(self) -> None:
         """Ends them on every rank, before the next step is announced; during that step none is found."""
-        if late := late_requests(self.scheduler.running):
+        if late := self._late_requests():
             self._items.append(inbox.make_abort([request.request_id for request in late]))
         super()._end_late_requests()
 
