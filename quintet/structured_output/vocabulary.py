@@ -11,7 +11,7 @@ LEADS = ("", "\n", "a")  # texts before the one that is encoded: the tokenizer m
 
 
 class ByteVocabulary:
-    """What llguidance.LLTokenizer() reads: an object with the attributes of its TokenizerWrapper.
+    """Tokenizer for llguidance.LLTokenizer(), with the attributes of its TokenizerWrapper.
 
     Special tokens match no text, only their id in a grammar (`<[7]>`). Other added tokens match their text.
     """

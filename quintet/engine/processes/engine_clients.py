@@ -72,16 +72,12 @@ class EngineClients:
         """Counts silence; to be called every so many seconds."""
         self._quiet = [None if each is None else each + seconds for each in self._quiet]
 
-    def hung(self, silence: float, ended: Container[int] = ()) -> tuple[int, str] | None:
+    def hung(self, silence: float, ended: Container[int] = (), every: bool = False) -> tuple[int, str] | None:
         """Returns an engine that counts as hung, and why: so many seconds without a sign of life, or a step that takes
-        too long. None if there is none, besides those that have `ended`."""
-        found = ((engine, self._hung_reason(engine, silence)) for engine in range(self.count) if engine not in ended)
-        return next(((engine, why) for engine, why in found if why is not None), None)
-
-    def all_hung_reason(self) -> str | None:
-        """Returns why no engine takes requests: all have been silent for MAX_SILENCE. None if one does."""
-        reasons = [self._hung_reason(engine, MAX_SILENCE) for engine in range(self.count)]
-        return reasons[0] if all(reasons) else None
+        too long. None if there is none, besides those that have `ended`, or, with `every`, if one of them lives."""
+        living = [engine for engine in range(self.count) if engine not in ended]
+        found = [(engine, why) for engine in living if (why := self._hung_reason(engine, silence)) is not None]
+        return found[0] if found and (not every or len(found) == len(living)) else None
 
     def _hung_reason(self, engine: int, silence: float) -> str | None:
         quiet, pulse = self._quiet[engine] or 0.0, self._pulses[engine]

@@ -95,7 +95,9 @@ class RemoteBackend:
     def unavailable_reason(self) -> str | None:
         if self.death_reason is not None:
             return self.death_reason
-        return self._engines.all_hung_reason() or (None if self._admission is not None else self._engines.loading())
+        if (hung := self._engines.hung(MAX_SILENCE, every=True)) is not None:
+            return hung[1]
+        return None if self._admission is not None else self._engines.loading()
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
