@@ -33,7 +33,7 @@ from quintet.engine.request import CoreRequest, Request
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 from quintet.server.processes.grammar_checks import GrammarChecks
-from quintet.structured_output.grammar import GrammarCompiler, fill_all
+from quintet.structured_output.grammar import GrammarCompiler, MaskFiller, Matcher
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
@@ -85,16 +85,16 @@ def masks(tokenizer: Tokenizer, rows: int, pick: Callable[[int, Any], int], docu
     requests = [Request(CoreRequest(str(row), [0], SamplingParams(), (0, row), 1000)) for row in range(rows)]
     matchers = [grammars.matcher(text) for _ in requests]
     bits = np.zeros((rows, -(-LARGE // 32)), np.int32)
-    times = []
+    times, fill_masks = [], MaskFiller()
     for place in range(120):
-        states: list[tuple[Any, int]] = []
+        choices: list[tuple[Matcher, int]] = []
         start = time.perf_counter()
         for row, (request, matcher, words) in enumerate(zip(requests, matchers, bits, strict=True)):
             if why := matcher.advance(request):
                 raise RuntimeError(why)
-            if (state := matcher.fill(words)) is not None:
-                states.append((state, row))
-        fill_all(states, bits)
+            if matcher.fill(words) is not None:
+                choices.append((matcher, row))
+        fill_masks(choices, bits)
         times.append((time.perf_counter() - start) * 1e6 / rows)
         for request, words in zip(requests, bits, strict=True):
             request.append_sampled(pick(place, words))

@@ -54,7 +54,7 @@ class ChatCall:
         self._model = ChatModel(
             tokenizer=tokenizer,
             parsers=Parsers.select(call, tokenizer, own, family),
-            grammars=GrammarWriter(config),
+            grammars=GrammarWriter(config, tokenizer),
         )
         tool_choice = read_tools(template.tools, call.tool_choice)
         self._chats = [

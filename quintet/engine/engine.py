@@ -30,7 +30,7 @@ from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import GrammarCompiler, wait_for_any
+from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, wait_for_any
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class Engine:
                 hook.before_step(self._fail_request)
             if self._compiling:
                 self._check_grammars()
+            self._end_late_requests()
             if self._in_flight and not self._can_start_next():
                 self._collect()
             started = self._launch()
@@ -155,6 +156,16 @@ class Engine:
                     self._fail_request(request, f"structured_outputs cannot be served: {why}")
                 elif not request.ready:
                     self._compiling.append(request)
+
+    def _end_late_requests(self) -> None:
+        """Ends requests whose grammars make all steps slow."""
+        for request in self._late_requests():
+            self._fail_request(request, LATE_MESSAGE)
+
+    def _late_requests(self) -> list[Request]:
+        """Returns the requests whose grammars take more than their share of time, of all that run."""
+        slow = [(r, r.grammar) for r in self.scheduler.running if r.grammar is not None and r.grammar.is_slow]
+        return [request for request, matcher in slow if matcher.is_late(len(slow))]
 
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))

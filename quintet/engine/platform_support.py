@@ -24,9 +24,6 @@ MAX_REASON = 160  # characters of a reason in the log
 
 logger = logging.getLogger(__name__)
 
-# Contracts with the duties of this one: reports of the kit for them count. Contract 3 changed the names of contract 2.
-CONTRACTS = (2, CONTRACT_VERSION)
-
 
 @dataclass(frozen=True)
 class Support:
@@ -122,10 +119,10 @@ def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence
 
 
 def _packaged(kind: type[Platform]) -> Support | None:
-    """The table beside a platform's module, if it is of that platform and of one of CONTRACTS."""
+    """The table beside a platform's module, if it is of that platform and of this contract."""
     module = sys.modules[kind.__module__].__file__
     found = _read_if_there(Path(module).with_name(SUPPORT_FILE)) if module else None
-    return found if found and found.platform == kind.name and found.contract in CONTRACTS else None
+    return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
 
 
 def local_table_path(platform: str) -> Path:
@@ -135,7 +132,7 @@ def local_table_path(platform: str) -> Path:
 
 def _is_current(own: Support, facts: Capabilities, platform: SelectedPlatform | PlatformCandidate) -> bool:
     """True if the table is of the package that is installed now, and of the device that is here now."""
-    same = own.detail == facts.detail and own.contract in CONTRACTS
+    same = own.detail == facts.detail and own.contract == CONTRACT_VERSION
     return same and (not platform.version or (own.distribution, own.version) == (platform.source, platform.version))
 
 

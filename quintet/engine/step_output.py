@@ -20,7 +20,7 @@ MAX_JUMP = 256  # tokens that a grammar alone may decide at once: the engine has
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason
 NO_TOKEN_LEFT = (
-    "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
+    "structured_outputs ended: no token is left to draw, of those that bad_words, allowed_token_ids or the like leave"
 )
 ALL_BANNED = (
     "no token is left to draw: bad_words ban all of allowed_token_ids after the text so far, or those left would end "

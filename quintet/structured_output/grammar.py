@@ -6,23 +6,35 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
 from quintet.structured_output.compile_check import CompileChecker
-from quintet.structured_output.compile_worker import MAX_STATES
+from quintet.structured_output.compile_worker import SLOW_MASKS, mask_error, one_line, parser_limits
 from quintet.structured_output.grammar_source import grammar_text, llguidance
+from quintet.structured_output.vocabulary import ByteVocabulary
 
 if TYPE_CHECKING:
     from quintet.interface.types import IntArray
     from quintet.tokenizers.tokenizer import Tokenizer
 
 SECONDS = 10.0  # until a request no longer waits for its grammar
+MASK_SHARE = 0.05  # of them: seconds of a processor for the first mask
 MAX_THREADS = 8  # that fill masks beside one another
+# Seconds of a processor that a request's grammar may take: at first, and for each token. Requests that are slow at the
+# same time share them, for the steps of all others are as slow.
+FIRST_SECONDS, TOKEN_SECONDS = 0.5, 0.02
+SLOW_SECONDS = 0.005  # for each token, from which a request counts as slow
+TIMED_STEPS = 32  # in which masks are filled one by one, to find out which are slow
+BATCH_SECONDS = 0.001  # counted at most for each of masks that are filled together: the time is not the processor's
+WATCHED_CALLS = 16  # whose time is counted after a slow one
+STATES_SECONDS = 5e-5, 2e-9  # of a mask, and for each token of the vocabulary: what takes longer makes states
 WAIT_SECONDS = 0.01  # seconds that an engine with nothing else to do waits for a grammar before it looks around
+LATE_MESSAGE = "structured_outputs ended: their masks take too long to compute; simplify them"
+NO_TOKENS = "the model's tokenizer has no tokens for a text that they ask for"
 TIMEOUT_MESSAGE = "they were not compiled in time; simplify them, or try again when less is asked for"
 DEFAULTS = StructuredOutputsConfig()
 
@@ -49,9 +61,9 @@ class GrammarCompiler:
         is_checked: bool = False,
     ) -> None:
         """`vocab_size` is the model's, the tokenizer may have fewer; it may add to `eos_ids`. A request waits `seconds`
-        for its grammar.
+        for its grammar, whose first mask may take a share of them.
 
-        tried: who asks has found out by a trial that it compiles; else that is done here.
+        `is_checked`: the caller has found out by a trial that grammars compile; else that is done here.
         """
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
         self._config, self._seconds = config, seconds
@@ -62,14 +74,15 @@ class GrammarCompiler:
 
     def compile_and_wait(self, wanted: StructuredOutputsParams) -> str:
         """Waits until it is compiled -> its text, for matcher(). ParameterError says why it cannot be."""
-        text = grammar_text(wanted, self._config)
+        names_tokens = wanted.grammar is not None or wanted.structural_tag is not None
+        text = grammar_text(wanted, self._config, self._tokenizer() if names_tokens else None)
         if why := self.matcher(text).wait():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
         return text
 
     def matcher(self, text: str) -> "Matcher":
         """Returns the matcher of a new request; its grammar may not be compiled yet."""
-        return Matcher(self._compiled(text), time.monotonic() + self._seconds)
+        return Matcher(self._compiled, text, self._vocab_size)
 
     def warm(self) -> None:
         """Reads the vocabulary, so that the first who asks does not wait for that."""
@@ -86,12 +99,21 @@ class GrammarCompiler:
         guidance = llguidance()
         if self._trials is not None and (why := self._trials.compile_error(text)):
             raise ValueError(why)
-        vocabulary = self._read()
-        limits = guidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
-        made = guidance.LLMatcher(vocabulary, text, log_level=0, limits=limits)
-        if made.is_error():
-            raise ValueError(_plain(made.get_error()))
-        return made
+        compiled = guidance.LLMatcher(self._read(), text, log_level=0, limits=parser_limits())
+        if compiled.is_error():
+            raise ValueError(one_line(compiled.get_error()))
+        start = time.thread_time()
+        forced = compiled.compute_ff_tokens()
+        compiled.compute_bitmask()  # it makes most of the lexer, which all requests share
+        if compiled.is_error():
+            raise ValueError(mask_error(compiled.get_error()))
+        if time.thread_time() - start > MASK_SHARE * self._seconds:
+            raise ValueError(SLOW_MASKS)
+        trial = compiled.deep_copy()
+        if forced and not trial.consume_tokens(forced):
+            no_token = forced[-1] in self._vocabulary.eos_tokens
+            raise ValueError(NO_TOKENS if no_token else one_line(trial.get_error()))
+        return compiled
 
     def _read(self) -> Any:
         """The tokenizer in the library's form: 1.6 s for 150k tokens, in which the library holds Python's lock."""
@@ -107,21 +129,22 @@ class GrammarCompiler:
         eos_ids = sorted({*self._eos_ids, *(each for each in tokenizer.eos_ids if each < self._vocab_size)})
         if not eos_ids:
             raise ValueError("the model names no end-of-text token; name one in generation_config.json (eos_token_id)")
-        text, size = tokenizer.backend.to_str(), self._vocab_size
-        try:
-            return llguidance().LLTokenizer(text, n_vocab=size, eos_token=eos_ids)
-        except ValueError as error:  # of a kind that it does not read, or with more tokens than the model
-            raise ValueError(f"llguidance cannot read this model's tokenizer: {_plain(str(error))}") from None
+        return llguidance().LLTokenizer(ByteVocabulary(tokenizer, self._vocab_size, eos_ids), eos_token=eos_ids)
 
 
 class Matcher:
     """Position of one request's output in its grammar. The output alone decides it, so freed pages lose nothing."""
 
-    def __init__(self, compiled: "Future[Any]", deadline: float) -> None:
-        self.compiled, self._deadline = compiled, deadline
+    def __init__(self, cache: CompileCache, text: str, vocab_size: int) -> None:
+        self._cache, self._text, self._deadline = cache, text, time.monotonic() + cache.seconds
+        self.compiled = cache(text)
         self._state: Any = None  # the library's, once it is needed
         self._taken = 0  # tokens of the output that the state has consumed
         self._chain: tuple[int, list[int]] = (0, [])  # what the grammar alone decides, from this place of the output on
+        self._clock, self._watched = time.perf_counter, 0  # the latter: calls whose processor time is still counted
+        self._seconds = 0.0  # of a processor, for masks and tokens
+        self._free_seconds = max(STATES_SECONDS[0], vocab_size * STATES_SECONDS[1])
+        self.is_slow = False  # True: its tokens take so long that steps are slower
 
     @property
     def ready(self) -> bool:
@@ -161,9 +184,42 @@ class Matcher:
         if known < self._taken:
             self._state.rollback(self._taken - known)
         elif known > self._taken:
-            self._state.consume_tokens(request.token_ids[start + self._taken : start + known])
+            self._timed(self._state.consume_tokens, request.token_ids[start + self._taken : start + known])
         self._taken = known
-        return _plain(self._state.get_error()) if self._state.is_error() else ""
+        if not self._state.is_error():
+            return ""
+        self._cache.forget(self._text, self.compiled)  # its lexer may be full, and no request gets further than this
+        return one_line(self._state.get_error())
+
+    def _timed(self, call: "Callable[..., Any]", *args: Any) -> Any:
+        """Returns what a call of the library returns. Once one was slow, the processor's time of the next is counted:
+        to read that clock costs as much as a mask."""
+        clock = self._clock
+        begin = clock()
+        result = call(*args)
+        seconds = clock() - begin
+        if seconds > self._free_seconds:
+            self._clock, self._watched = time.thread_time, WATCHED_CALLS
+        if clock is time.thread_time:
+            self._add_time(seconds)
+        return result
+
+    def _add_time(self, seconds: float) -> None:
+        self._seconds += seconds
+        self.is_slow = self._seconds > SLOW_SECONDS * (self._taken + 1)
+        self.grow(seconds)
+        self._watched -= 1
+        if not self._watched:
+            self._clock = time.perf_counter
+
+    def grow(self, seconds: float) -> None:
+        """Counts the memory of the lexer's states that were made in this time."""
+        if seconds > self._free_seconds:
+            self._cache.grow(self._text, self.compiled, seconds)
+
+    def is_late(self, num_slow: int) -> bool:
+        """True if it has taken more than its share of time, being one of so many slow ones."""
+        return self._seconds > (FIRST_SECONDS + TOKEN_SECONDS * self._taken) / num_slow
 
     def allows(self, request: TokenSequence, ahead: Sequence[int]) -> bool:
         """Returns whether these tokens may come next, in this order; True if the output has ended."""
@@ -189,7 +245,8 @@ class Matcher:
             return start + len(ids) - self._taken
         if self._state is None or self._state.is_stopped() or self._state.is_error():
             return 0
-        ids = self._state.compute_ff_tokens()  # of all of the text: to ask after each costs its length each time
+        # of all of the text: to ask after each token costs its length each time
+        ids = self._timed(self._state.compute_ff_tokens)
         self._chain = self._taken, ids
         return len(ids)
 
@@ -203,54 +260,78 @@ class Matcher:
         bits = np.frombuffer(state.compute_bitmask(), np.uint8)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
 
-    def fill(self, words: "IntArray", ahead: Sequence[int] = ()) -> Any:
+    def fill(self, words: "IntArray", ahead: Sequence[int] = ()) -> "Matcher | None":
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 
         With `ahead`, next after those drafts. Where the grammar refuses one of them every bit is set: it is not drawn,
         and what would follow is not looked at. So it is where the output has ended, and its row still runs.
-        Where the model may choose what follows all that is known, the library's state is given back, for fill_all().
+        Where the model may choose what follows all that is known, the matcher is returned, for MaskFiller.
         """
         if self._state.is_stopped() or self._state.is_error():
             words[:] = -1
         elif ahead:
             self._fill_after(words, ahead)
         elif not self.num_forced:
-            return self._state
+            return self
         else:
             token_id = self.forced_token()
             words[:] = 0
             words.view("uint32")[token_id // 32] = 1 << token_id % 32
         return None
 
+    def fill_now(self, words: "IntArray") -> None:
+        """Fills words [W] int32 with what may come next, and counts the time."""
+        self._timed(self._state.unsafe_compute_mask_ptr, words.ctypes.data, words.nbytes)
+
+    @property
+    def state(self) -> Any:
+        """The library's matcher, after advance()."""
+        return self._state
+
     def _fill_after(self, words: "IntArray", drafts: Sequence[int]) -> None:
         taken = self._state.try_consume_tokens(list(drafts))
         if taken < len(drafts):
             words[:] = -1
         else:
-            self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self.fill_now(words)
         if taken:
             self._state.rollback(taken)
 
 
-def fill_all(states: "Sequence[tuple[Any, int]]", bits: "IntArray") -> None:
-    """bits [R, W] int32 of the library's states, each with its row; beside one another, off Python's lock."""
-    if len(states) == 1:
-        ((state, row),) = states
-        state.unsafe_compute_mask_ptr(bits[row].ctypes.data, bits[row].nbytes)
-    elif states:
-        _executor().unsafe_compute_mask_ptr(states, bits.ctypes.data, bits[0].nbytes, len(bits))
+class MaskFiller:
+    """Fills the masks of a step beside one another, off Python's lock; where that was slow, one by one for some steps,
+    to find the matchers that are slow."""
+
+    def __init__(self) -> None:
+        self._timed_steps = 0  # that are left
+
+    def __call__(self, matchers: "Sequence[tuple[Matcher, int]]", bits: "IntArray") -> None:
+        """bits [R, W] int32 of the matchers that Matcher.fill() has returned, each with its row."""
+        if len(matchers) > 1 and not self._timed_steps:
+            begin, states = time.perf_counter(), [(matcher.state, row) for matcher, row in matchers]
+            _executor().unsafe_compute_mask_ptr(states, bits.ctypes.data, bits[0].nbytes, len(bits))
+            each = (time.perf_counter() - begin) * min(_num_threads(), len(matchers)) / len(matchers)
+            if each > SLOW_SECONDS:
+                self._timed_steps = TIMED_STEPS
+            else:
+                for matcher, _ in matchers:
+                    matcher.grow(min(each, BATCH_SECONDS))
+            return
+        self._timed_steps = max(0, self._timed_steps - 1)
+        for matcher, row in matchers:
+            matcher.fill_now(bits[row])
+
+
+@functools.cache
+def _num_threads() -> int:
+    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
 
 
 @functools.cache
 def _executor() -> Any:
-    return llguidance().LLExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
+    return llguidance().LLExecutor(_num_threads())
 
 
 def wait_for_any(matchers: "Iterable[Matcher | None]") -> None:
     """Waits until one of the grammars is compiled, at most WAIT_SECONDS seconds."""
     wait([each.compiled for each in matchers if each is not None], WAIT_SECONDS, FIRST_COMPLETED)
-
-
-def _plain(error: str) -> str:
-    """The library's message on one line."""
-    return " ".join(error.replace("<non-verbose/>", "").split())

@@ -1,7 +1,7 @@
 """Builds llguidance grammars from a request's structured output parameters."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.config import StructuredOutputsConfig
 from quintet.parsers.schema import WHITESPACE
@@ -9,12 +9,18 @@ from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.json_schema import supported_schema
 from quintet.structured_output.structural_tag import MAX_SIZE, as_lark, structural_lark
 
+if TYPE_CHECKING:
+    from quintet.tokenizers.tokenizer import Tokenizer
 
-def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
-    """One text for all who ask for the same. ParameterError if it is too large, or no JSON where it should be."""
+
+def grammar_text(
+    wanted: StructuredOutputsParams, config: StructuredOutputsConfig, tokenizer: "Tokenizer | None" = None
+) -> str:
+    """One text for all who ask for the same; with the tokenizer, grammars and structural tags may name its tokens.
+    ParameterError if it is too large, or no JSON where it should be."""
     library = llguidance()
     try:
-        text = _written(library.LLMatcher, wanted, config)
+        text = _written(library.LLMatcher, wanted, config, tokenizer)
     except (ValueError, RecursionError, OverflowError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
@@ -36,14 +42,14 @@ def grammar_after(grammar: str, before: str) -> str:
 class GrammarWriter:
     """Writes grammars for an engine that compiles them itself."""
 
-    def __init__(self, config: StructuredOutputsConfig) -> None:
-        self.config = config
+    def __init__(self, config: StructuredOutputsConfig, tokenizer: "Tokenizer | None" = None) -> None:
+        self.config, self.tokenizer = config, tokenizer
         self._last: tuple[StructuredOutputsParams | None, str] = (None, "")  # conversations of a call share theirs
 
     async def grammar(self, wanted: StructuredOutputsParams) -> str:
         """As grammar_text()."""
         if wanted is not self._last[0]:
-            self._last = wanted, grammar_text(wanted, self.config)
+            self._last = wanted, grammar_text(wanted, self.config, self.tokenizer)
         return self._last[1]
 
     async def grammar_after(self, grammar: str, before: str) -> str:
@@ -62,16 +68,19 @@ def llguidance() -> Any:
     return llguidance
 
 
-def _written(make: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+def _written(
+    make: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig, tokenizer: "Tokenizer | None"
+) -> str:
     if wanted.regex is not None:
         return str(make.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
         return str(make.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in wanted.choice)))
     if wanted.grammar is not None:
-        return str(make.grammar_from_lark(as_lark(wanted.grammar)))
+        return str(make.grammar_from_lark(as_lark(wanted.grammar, tokenizer.added if tokenizer else {})))
     if wanted.structural_tag is not None:
         tag = wanted.structural_tag
-        return str(make.grammar_from_lark(structural_lark(_parsed(tag) if isinstance(tag, str) else tag)))
+        special = {text: i for text, i in tokenizer.added.items() if i in tokenizer.special_ids} if tokenizer else {}
+        return str(make.grammar_from_lark(structural_lark(_parsed(tag) if isinstance(tag, str) else tag, special)))
     return _json(make, {"type": "object"} if wanted.json is None else wanted.json, wanted, config)
 
 

@@ -10,33 +10,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quintet.parsers.schema import with_bounded_whitespace
+from quintet.structured_output.ebnf import lark_from_ebnf, named_tokens
 
 MAX_PIECES = 4096  # of one structural tag
 MAX_SIZE = 2**20  # characters of a grammar
 
 _RULE = re.compile(r"[ \t]*[\w-]+[ \t]*::=")  # as EBNF begins one
+_SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is escaped already stays so
 _TEXT = "TEXT: /(.|\\n)*/"
 
 
-def structural_lark(tag: Any) -> str:
-    """Returns the grammar; its rule `start` is the whole output. ValueError says which piece is wrong."""
+def structural_lark(tag: Any, special: Mapping[str, int] | None = None) -> str:
+    """Returns the grammar; its rule `start` is the whole output. `special`: tokens that no text matches, and their ids:
+    what a tag begins or ends with may be one. ValueError says which piece is wrong."""
     if not isinstance(tag, Mapping):
         raise ValueError("structural_tag must be an object")
-    return _Grammar().written(_format(tag))
+    return _Grammar(special or {}).written(_format(tag))
 
 
-def as_lark(grammar: str) -> str:
-    """A grammar in Lark's form, or in the EBNF that llama.cpp and xgrammar take (its rules have "::="), in Lark's."""
+def as_lark(grammar: str, added: Mapping[str, int] | None = None) -> str:
+    """A grammar in Lark's form, or in the EBNF that llama.cpp and xgrammar take (its rules have "::="), in Lark's.
+    `added`: the tokenizer's added tokens, which Lark's form may name (`<think>`), and their ids."""
     if len(grammar) > MAX_SIZE:
         raise ValueError(f"a grammar may have {MAX_SIZE} characters, not {len(grammar)}")
     if not any(_RULE.match(line) for line in grammar.splitlines()):
-        return grammar
-    from llguidance.gbnf_to_lark import gbnf_to_lark  # the caller has found the library
-
-    try:
-        return str(gbnf_to_lark(grammar)).replace("%llguidance {}", "")
-    except Exception as error:  # of whatever type: its messages are the library's
-        raise ValueError(f"the grammar cannot be read: {error}") from None
+        return named_tokens(grammar, added or {})
+    return lark_from_ebnf(grammar)
 
 
 def _format(tag: Mapping[str, Any]) -> Any:
@@ -58,8 +57,9 @@ def _format(tag: Mapping[str, Any]) -> Any:
 class _Grammar:
     """Writes one rule for each piece, and gives its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, special: Mapping[str, int]) -> None:
         self._rules: list[str] = []
+        self._special = special
         self._pieces: dict[str, Callable[[Mapping[str, Any], str], str]] = {
             "const_string": lambda piece, where: _quoted(piece.get("value"), f"{where}.value"),
             "json_schema": lambda piece, where: _schema(piece.get("json_schema"), f"{where}.json_schema"),
@@ -108,7 +108,18 @@ class _Grammar:
         return f"%lark {{\n{as_lark(given)}\n}}"
 
     def _tag(self, piece: Mapping[str, Any], where: str) -> str:
-        return f"{_quoted(piece.get('begin'), f'{where}.begin')} {self._rest(piece, where)}"
+        return f"{self._marker(piece.get('begin'), f'{where}.begin')} {self._rest(piece, where)}"
+
+    def _token(self, text: str) -> str:
+        """A text that begins with a special token, with that as a token; empty if it begins with none."""
+        found = max((each for each in self._special if text.startswith(each)), key=len, default=None)
+        return "" if found is None else f"<[{self._special[found]}]> {_literal(text[len(found) :])}"
+
+    def _marker(self, text: Any, where: str) -> str:
+        """A text, out of letters or with the special token that it begins with."""
+        quoted = _quoted(text, where)
+        token = self._token(text)
+        return f"({quoted} | {token})" if token else quoted
 
     def _rest(self, piece: Mapping[str, Any], where: str) -> str:
         """A tag behind its begin. Text is as short as its end allows."""
@@ -118,7 +129,7 @@ class _Grammar:
             if len(ends) != 1 or not ends[0]:
                 raise ValueError(f"{where}.end must be one text behind any_text")
             return self._add("/(.|\\n)*/", f"[suffix={_quoted(ends[0], f'{where}.end')}]")
-        quoted = [_quoted(end, f"{where}.end") if end != "" else "" for end in ends]
+        quoted = [self._marker(end, f"{where}.end") if end != "" else "" for end in ends]
         closing = f"({' | '.join(quoted)})" if len(quoted) > 1 else quoted[0]
         return f"{self._rule(content, f'{where}.content')} {closing}"
 
@@ -135,8 +146,10 @@ class _Grammar:
             found.setdefault(trigger, []).append(f"{_literal(begin[len(trigger) :])} {self._rest(tag, at)}")
         rests = {trigger: self._add(" | ".join(each)) for trigger, each in found.items()}
         called = [f"{self._add(f'TEXT {_literal(trigger)}', '[lazy]')} {rest}" for trigger, rest in rests.items()]
+        tokens = ((self._token(trigger), rest) for trigger, rest in rests.items())
+        called += [f"TEXT {token} {rest}" for token, rest in tokens if token]
         anywhere = self._add(" | ".join(called))
-        first = self._add(" | ".join(f"{_literal(trigger)} {rest}" for trigger, rest in rests.items()))
+        first = self._add(" | ".join(f"{self._marker(trigger, where)} {rest}" for trigger, rest in rests.items()))
         if piece.get("stop_after_first"):
             return first if piece.get("at_least_one") else f"{anywhere} | TEXT"
         return f"{first if piece.get('at_least_one') else ''} {anywhere}* TEXT"
@@ -183,4 +196,5 @@ def _schema(schema: Any, where: str) -> str:
 def _regex(pattern: Any, where: str) -> str:
     if not isinstance(pattern, str) or not pattern:
         raise ValueError(f"{where} must be text that is not empty")
-    return "/" + pattern.replace("/", "\\/").replace("\n", "\\n") + "/"
+    escaped = _SLASH.sub(lambda match: match[0] if len(match[0]) > 1 else "\\/", pattern)
+    return "/" + escaped.replace("\n", "\\n") + "/"

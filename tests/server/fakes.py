@@ -92,6 +92,7 @@ class FakeBackend:
     reply: Sequence[int] | None = None
     hang: int | None = None
     fail_at: int | None = None
+    failure: str = "the fake failed"  # error of that request
     dead: str | None = None
     cached: int = 0  # tokens of each prompt that count as found in the prefix cache
     burst: int = 1  # tokens of each delta
@@ -176,7 +177,7 @@ class FakeBackend:
         """The tokens from `place` on, at most `burst`, with the log-probabilities that were asked for."""
         delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, len(request.prompt_ids) - 1))
         if self.fail_at is not None and place >= self.fail_at:
-            delta.finish_reason, delta.error = "error", "the fake failed"
+            delta.finish_reason, delta.error = "error", self.failure
             return delta
         if request.pooling is not None:
             numbers = fake_numbers(request.prompt_ids, request.pooling, len(self.labels))

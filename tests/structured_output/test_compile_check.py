@@ -143,7 +143,9 @@ def test_failures_are_remembered_and_lateness_is_not() -> None:
 
 def test_the_oldest_go_when_there_are_many_or_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "ENTRIES", 3)
-    monkeypatch.setattr(remembered, "CHARACTERS", 10)
+    monkeypatch.setattr(remembered, "MAX_BYTES", 10)
+    monkeypatch.setattr(remembered, "ENTRY_BYTES", 0)
+    monkeypatch.setattr(remembered, "BYTES_PER_CHARACTER", 1)
     asked = CompileCache(str.upper, seconds=60)
     first = asked("a")
     assert asked("a") is first

@@ -29,12 +29,16 @@ class LoadBalancer:
         self._pages = [PrefixIndex(MAX_KNOWN_PAGES) for _ in range(count)]
         self._next = 0  # the first choice among equal engines
 
-    def choose(self, request_id: str, prompt_ids: Sequence[int], salt: bytes = b"", weight: int = 1) -> int:
+    def choose(
+        self, request_id: str, prompt_ids: Sequence[int], salt: bytes = b"", weight: int = 1, hung: Sequence[int] = ()
+    ) -> int:
         """Returns the engine for a request, which is open from now on. `weight`: completions; `salt`: what keeps
-        prompts of the same tokens apart."""
+        prompts of the same tokens apart; `hung`: engines that get a request only if all are."""
         chain, loads = self._chain(prompt_ids, salt), self.loads
-        count, least = len(loads), min(loads)
-        near = [each for each in range(count) if loads[each] <= least + MAX_EXTRA_REQUESTS]
+        count = len(loads)
+        living = [each for each in range(count) if each not in hung] or range(count)
+        least = min(loads[each] for each in living)
+        near = [each for each in living if loads[each] <= least + MAX_EXTRA_REQUESTS]
         best = max(
             near,
             key=lambda each: (self._pages[each].shared_length(chain), -loads[each], -((each - self._next) % count)),

@@ -78,6 +78,12 @@ class Leader(Engine):
                 self._held.pop(request_id, None)
         super().abort(ids)
 
+    def _end_late_requests(self) -> None:
+        """Ends them on every rank, before the next step is announced; during that step none is found."""
+        if late := self._late_requests():
+            self._items.append(inbox.make_abort([request.request_id for request in late]))
+        super()._end_late_requests()
+
     def stats(self) -> Stats:
         stats, held = super().stats(), len(self._held)
         queues = replace(stats.scheduler, num_waiting=stats.scheduler.num_waiting + held)
@@ -91,6 +97,7 @@ class Leader(Engine):
         with DeferredSigint():
             if self._held:
                 self._add_compiled()
+            self._end_late_requests()
             self._tell(None)
             try:
                 super().compute()

@@ -12,6 +12,8 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 
+MAX_SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+
 
 class EngineClients:
     """The engines of one server or LLM. One thread at a time."""
@@ -70,16 +72,19 @@ class EngineClients:
         """Counts silence; to be called every so many seconds."""
         self._quiet = [None if each is None else each + seconds for each in self._quiet]
 
-    def hung(self, silence: float, ended: Container[int] = ()) -> tuple[int, str] | None:
+    def hung(self, silence: float, ended: Container[int] = (), every: bool = False) -> tuple[int, str] | None:
         """Returns an engine that counts as hung, and why: so many seconds without a sign of life, or a step that takes
-        too long. None if there is none, besides those that have `ended`."""
-        for engine, (quiet, pulse) in enumerate(zip(self._quiet, self._pulses, strict=True)):
-            if engine in ended:
-                continue
-            if (quiet or 0.0) > silence:
-                return engine, f"{self._name(engine)} has given no sign of life for {quiet:.0f} s"
-            if pulse.stepping > self._step_timeout:
-                return engine, f"{self._name(engine)} has been in one step for {pulse.stepping:.0f} s"
+        too long. None if there is none, besides those that have `ended`, or, with `every`, if one of them lives."""
+        living = [engine for engine in range(self.count) if engine not in ended]
+        found = [(engine, why) for engine in living if (why := self._hung_reason(engine, silence)) is not None]
+        return found[0] if found and (not every or len(found) == len(living)) else None
+
+    def _hung_reason(self, engine: int, silence: float) -> str | None:
+        quiet, pulse = self._quiet[engine] or 0.0, self._pulses[engine]
+        if quiet > silence:
+            return f"{self._name(engine)} has given no sign of life for {quiet:.0f} s"
+        if pulse.stepping > self._step_timeout:
+            return f"{self._name(engine)} has been in one step for {pulse.stepping:.0f} s"
         return None
 
     def _name(self, engine: int) -> str:
@@ -113,9 +118,11 @@ class EngineClients:
         return found
 
     def choose(self, name: str, request: CoreRequest, weight: int = 1) -> int:
-        """Chooses an engine for a request of so many completions, which counts for it until close_request()."""
+        """Chooses an engine for a request of so many completions, which counts for it until close_request(). Engines
+        that count as hung get none while another lives."""
         assert self._router is not None, "nothing is submitted before all are loaded"
-        return self._router.choose(name, request.prompt_ids, request.salt + request.embeds, weight)
+        hung = [engine for engine in range(self.count) if self._hung_reason(engine, MAX_SILENCE) is not None]
+        return self._router.choose(name, request.prompt_ids, request.salt + request.embeds, weight, hung)
 
     def engine_of(self, name: str) -> int | None:
         """Returns the engine of a request that has not ended."""

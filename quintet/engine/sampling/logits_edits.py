@@ -15,7 +15,7 @@ from quintet.engine.request import Request
 from quintet.interface.platform import Device
 from quintet.interface.types import IntArray
 from quintet.ops.registry import Ops
-from quintet.structured_output.grammar import fill_all
+from quintet.structured_output.grammar import MaskFiller, Matcher
 
 CHUNK = 1024  # of one call where shapes are fixed: as many as a batch of usual requests needs
 TokenPlaces = tuple[Tensor, ...]  # columns [M] of a list: rows, ids and what else the op takes for each
@@ -47,6 +47,10 @@ class LogitEdit(ABC):
 class GrammarMask(LogitEdit):
     """structured_outputs: what the output may go on with."""
 
+    def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
+        super().__init__(ops, device, vocab_size, static)
+        self._fill_masks = MaskFiller()
+
     def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         self._matchers = [(row, r, r.grammar) for row, r in enumerate(requests) if r.grammar is not None]
         self._size = rows, -(-self.vocab_size // 32)
@@ -55,13 +59,12 @@ class GrammarMask(LogitEdit):
     def fill(self, positions: Sequence[int]) -> IntArray:
         """The bits that keep_tokens takes: of the next token of each row. Host work, while the device computes."""
         bits = np.full(self._size, -1, np.int32)
-        open_to = []  # the library's states of those who may choose, and their rows
+        choices: list[tuple[Matcher, int]] = []  # those with more than one next token, and their rows
         for row, request, grammar in self._matchers:
             grammar.advance(request)
-            state = grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]])
-            if state is not None:
-                open_to.append((state, row))
-        fill_all(open_to, bits)
+            if grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]]) is not None:
+                choices.append((grammar, row))
+        self._fill_masks(choices, bits)
         return bits
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:

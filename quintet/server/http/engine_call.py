@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STRUCTURED_OUTPUTS = "structured_outputs"  # begins errors that are the fault of a request's grammar
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
 MAX_TEXTS = 256  # of one call that become numbers at once, where they are short
 MAX_STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
@@ -204,6 +205,8 @@ class EngineCall:
         if failed is not None:
             if self._service.sleep_level:  # it fell asleep before the request came to it
                 self._service.check_ready()
+            if failed.startswith(STRUCTURED_OUTPUTS):  # the request's own fault: to send it again would not help
+                raise ApiError(400, failed, param=STRUCTURED_OUTPUTS)
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return number, output
 

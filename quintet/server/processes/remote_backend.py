@@ -18,7 +18,7 @@ from quintet.engine.observability.stats import Stats
 from quintet.engine.output_processor import OutputProcessor, ProcessedOutputs
 from quintet.engine.parallel.commands import ResetPrefixCacheCommand, SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
-from quintet.engine.processes.engine_clients import EngineClients
+from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.pooling_params import PoolingParams
@@ -31,7 +31,6 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
 _FIRST_IS_READY = "first-is-ready"  # file of the folder: API process 0 knows the model
 _TICK_SECONDS = wire.BEAT / 2  # seconds in which silence is counted
 
@@ -103,7 +102,9 @@ class RemoteBackend:
     def unavailable_reason(self) -> str | None:
         if self.death_reason is not None:
             return self.death_reason
-        return self.hung_reason() or (None if self._admission is not None else self._engines.loading())
+        if (hung := self._engines.hung(MAX_SILENCE, every=True)) is not None:
+            return hung[1]
+        return None if self._admission is not None else self._engines.loading()
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
@@ -249,7 +250,7 @@ class RemoteBackend:
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
-        self.grammar_checks = GrammarChecks(served.structured_outputs)
+        self.grammar_checks = GrammarChecks(served.structured_outputs, self._tokenizer)
         processors = load_processors(served.processors)
         self._admission = InputProcessor(
             bounds,

@@ -290,14 +290,20 @@ async def test_a_calls_prompts_are_shared_out_and_come_home_by_their_ids(both: S
     assert both.remote._engines._router.loads == [2, 0], "those that run go on"
 
 
-async def test_the_silent_one_of_two_is_named(both: Several) -> None:
+async def test_the_silent_one_of_two_is_named_and_the_other_serves(both: Several) -> None:
     both.remote._engines._quiet = [0.0, 9.0]
-    assert both.remote.unavailable_reason() == "engine 1 of 2 has given no sign of life for 9 s"
+    assert both.remote.hung_reason() == "engine 1 of 2 has given no sign of life for 9 s"
+    assert both.remote.unavailable_reason() is None
+    for number in range(4):
+        both.remote.submit([SubmitRequest(f"{number}", Prompt([number]), lambda output: None)], SamplingParams())
+    assert both.remote._engines._router.loads == [4, 0]
+    both.remote._engines._quiet = [8.0, 9.0]
+    assert both.remote.unavailable_reason() == "engine 0 of 2 has given no sign of life for 8 s"
     both.say(wire.Deltas([], 1))
     await both.heard()
     both.say(wire.Pulse(told(), 11.0, 2.0, 1))
     await both.heard()
-    assert both.remote.unavailable_reason() == "engine 1 of 2 has been in one step for 11 s"
+    assert both.remote.hung_reason(20.0) == "engine 1 of 2 has been in one step for 11 s"
 
 
 async def test_sleep_that_one_refuses_wakes_the_other(both: Several) -> None:
