@@ -4,7 +4,7 @@ Space between two parts is passed over. A literal is as the model writes it: its
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
@@ -29,7 +29,12 @@ class FormatPart(Protocol):
 
 def parts(*described: "str | FormatPart") -> tuple[FormatPart, ...]:
     """A sequence; a string is a literal."""
-    return tuple(Marker(each) if isinstance(each, str) else each for each in described)
+    sequence = [Marker(each) if isinstance(each, str) else each for each in described]
+    for at, part in enumerate(sequence):
+        end = sequence[at + 1] if at + 1 < len(sequence) else Marker("")
+        if isinstance(part, OneOrMore) and isinstance(end, Marker) and not end.text.startswith(part.separator):
+            sequence[at] = replace(part, may_trail=True)
+    return tuple(sequence)
 
 
 def starts_here(part: FormatPart, scan: Scanner) -> Steps[bool]:
@@ -182,10 +187,12 @@ class JsonCall:
 
 @dataclass(frozen=True)
 class OneOrMore:
-    """One or more of a sequence, with something between them."""
+    """One or more of a sequence, with something between them. `may_trail`: the part behind does not begin with that,
+    so a grammar allows it there too, if it is space."""
 
     sequence: tuple[FormatPart, ...]
     separator: str = ""
+    may_trail: bool = False
 
     def marks(self) -> tuple[str, ...]:
         return self.sequence[0].marks()
@@ -200,12 +207,13 @@ class OneOrMore:
                 more = yield from starts_here(self.sequence[0], scan)
 
     def lark(self, grammar: LarkGrammar) -> str:
-        """Joins `between` and the marker after it into one literal: by itself `between` might begin another one."""
+        """Joins `between` and the marker after it into one literal where `between` also begins the marker of the end."""
         first, rest = self.sequence[0], self.sequence[1:]
-        if not isinstance(first, Marker):
-            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator))
+        after = grammar.trailing(self.separator) if self.may_trail else ""
+        if after or not isinstance(first, Marker):
+            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator), after)
         between = grammar.literal(self.separator + first.text)
-        return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between)
+        return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between, after)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class ToolParser:
     """Format in which a family of models writes its tool calls.
 
     `blocks`: the ways in which it may write them; grammars are made of the first. `separator`: what stands between two
-    blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
+    blocks where each has one call; None where one has them all. One that is space may also end an answer. `drops`: markers around content. `call_id`: (the
     function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
     """
 
@@ -155,7 +155,8 @@ class ToolParser:
         lark = LarkGrammar(chosen, choice.parallel and choice.named is None, special or {})
         try:
             calls = lark.sequence(self.blocks[0].sequence)
-            calls = calls if self.separator is None else lark.repeated("", calls, lark.literal(self.separator))
+            if self.separator is not None:
+                calls = lark.repeated("", calls, lark.literal(self.separator), lark.trailing(self.separator))
         except NO_GRAMMAR_ERRORS:
             return None
         thoughts = choice.reasoning
