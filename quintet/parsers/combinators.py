@@ -207,7 +207,7 @@ class OneOrMore:
                 more = yield from starts_here(self.sequence[0], scan)
 
     def lark(self, grammar: LarkGrammar) -> str:
-        """Joins `between` and the marker after it into one literal where `between` also begins the marker of the end."""
+        """Joins `between` and the marker after it into one literal where `between` may also begin the end's marker."""
         first, rest = self.sequence[0], self.sequence[1:]
         after = grammar.trailing(self.separator) if self.may_trail else ""
         if after or not isinstance(first, Marker):

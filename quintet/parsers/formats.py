@@ -120,8 +120,9 @@ class ToolParser:
     """Format in which a family of models writes its tool calls.
 
     `blocks`: the ways in which it may write them; grammars are made of the first. `separator`: what stands between two
-    blocks where each has one call; None where one has them all. One that is space may also end an answer. `drops`: markers around content. `call_id`: (the
-    function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
+    blocks where each has one call; None where one has them all. As space it may also end an answer. `drops`: markers
+    around content. `call_id`: (the function's name, how many calls of the conversation come before it) -> an id as the
+    model's template expects it.
     """
 
     blocks: tuple[CallBlock, ...]
