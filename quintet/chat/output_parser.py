@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningCounter, ReasoningMarkerIds, find_parser
+from quintet.outputs import CompletionOutput
 from quintet.parsers import (
     TOOL_PARSERS,
     CallBegin,
@@ -95,11 +96,17 @@ def _texts(part: Any) -> Iterator[str]:
                 yield from _texts(getattr(part, each.name))
 
 
+def is_cut_off(completion: CompletionOutput) -> bool:
+    """Returns whether something else than the model ended the answer: max_tokens, a stop string, an abort."""
+    return completion.finish_reason not in (None, "stop") or completion.stop_reason is not None
+
+
 @dataclass
 class OutputParser:
-    """One answer, as it comes."""
+    """One answer, as it comes. `whole`: nothing of it is sent before its end, so a call that breaks is no call."""
 
     output_format: OutputFormat
+    whole: bool = False
     calls: int = 0  # that it has made, and are whole
     _stream_parser: StreamParser = field(init=False)
     _walk: ReasoningCounter | None = field(init=False)
@@ -109,7 +116,7 @@ class OutputParser:
         self._walk = (
             None if to.reasoning_markers is None else ReasoningCounter(to.reasoning_markers, to.open_reasoning_tokens)
         )
-        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning)
+        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning, self.whole)
 
     def count(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens."""
@@ -123,9 +130,10 @@ class OutputParser:
             return 0
         return None if self._walk is None else self._walk.num_tokens
 
-    def feed(self, text: str, ended: bool) -> list[Event]:
-        """Returns the events that the answer's next text, or its last, makes certain; every call has an id."""
-        found = self._stream_parser.feed(text) + (self._stream_parser.finish() if ended else [])
+    def feed(self, text: str, ended: bool, cut: bool = False) -> list[Event]:
+        """Returns the events that the answer's next text, or its last, makes certain; every call has an id. `cut`: the
+        answer has ended, but not by itself (is_cut_off)."""
+        found = self._stream_parser.feed(text) + (self._stream_parser.finish(cut) if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
     def finish_reason_of(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:

@@ -9,9 +9,10 @@ from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
 from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar
+from quintet.parsers.python_values import read_arguments
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.value_grammar import arguments
-from quintet.parsers.value_reader import JSON, MAX_NAME, WORD, Notation, read_name, read_value, to_json
+from quintet.parsers.value_reader import JSON, MAX_NAME, PYTHON, WORD, Notation, read_name, read_value, to_json
 
 
 class FormatPart(Protocol):
@@ -104,7 +105,8 @@ NAME = Word("name")
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a call, after its name; they end the call."""
+    """Arguments of a call, after its name; they end the call. Those in Python come all at once: an expression that is
+    no literal makes all of it text."""
 
     notation: Notation = JSON
     comma: str = ", "  # between two values, where a grammar writes what is no JSON
@@ -113,7 +115,11 @@ class Arguments:
         return (self.notation.arguments.open,)
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
-        yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
+        if self.notation is PYTHON:
+            calls.hold()
+            yield from read_arguments(scan, calls.write)
+        else:
+            yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
         calls.complete_arguments()
         calls.close()
 

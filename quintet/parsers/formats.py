@@ -20,11 +20,12 @@ Signs = tuple[tuple[str, ...], ...]
 class CallBlock:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
     own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
-    call, and never something else."""
+    call, and never something else. The beginning of one that is `code` as well as a call is shown where it is cut off."""
 
     sequence: tuple[FormatPart, ...]
     anchored: bool = False
     certain: bool = True
+    code: bool = False
 
     @property
     def end(self) -> str:
@@ -33,8 +34,10 @@ class CallBlock:
         return last.marks()[0] if isinstance(last, Marker) else ""
 
 
-def call_block(*described: str | FormatPart, anchored: bool = False, certain: bool = True) -> CallBlock:
-    return CallBlock(parts(*described), anchored, certain)
+def call_block(
+    *described: str | FormatPart, anchored: bool = False, certain: bool = True, code: bool = False
+) -> CallBlock:
+    return CallBlock(parts(*described), anchored, certain and not code, code)
 
 
 def call_id(name: str, position: int) -> str:

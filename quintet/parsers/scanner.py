@@ -27,6 +27,9 @@ class Scanner:
     def __init__(self, text: str = "", ended: bool = False) -> None:
         self._text, self._at = text, 0
         self.ended = ended
+        self.starved = (
+            False  # whether a reader wanted more than the text that has ended; readers set it, and never clear
+        )
         self.limit: int | None = None  # characters that may be kept; one more is Broken
         self.records_consumed = True
         self.held = 0  # characters that are kept
@@ -60,9 +63,13 @@ class Scanner:
         self.held += len(text)
         self._kept.append(text)
 
+    def consumed(self) -> str:
+        """Returns the text that was taken and kept."""
+        return "".join(self._kept)
+
     def take_consumed(self) -> str:
         """Returns the text that was taken and kept, and forgets it."""
-        text = "".join(self._kept)
+        text = self.consumed()
         self.forget()
         return text
 
@@ -78,6 +85,7 @@ class Scanner:
         """The next characters, not taken; fewer at the end of the text."""
         while len(self._text) - self._at < size and not self.ended:
             yield
+        self.starved |= len(self._text) - self._at < size
         return self._text[self._at : self._at + size]
 
     def peek_marker(self, marks: Iterable[str]) -> Steps[str]:
@@ -92,6 +100,7 @@ class Scanner:
                 elif mark.startswith(self._text[self._at :]):
                     may_grow = True
             if self.ended or not may_grow:
+                self.starved |= may_grow
                 return best
             yield
 
@@ -120,6 +129,7 @@ class Scanner:
         while True:
             self.match(SPACE)
             if not self.empty() or self.ended:
+                self.starved |= self.empty()
                 return
             yield
 
@@ -131,6 +141,7 @@ class Scanner:
             if found := pattern.match(self._text, self._at):
                 size += self._bounded(found.end() - self._at, size, most, pieces.append)
             if not self.empty() or self.ended:
+                self.starved |= self.empty()
                 return "".join(pieces)
             yield
 
@@ -142,6 +153,7 @@ class Scanner:
         while True:
             if self.empty():
                 if self.ended:
+                    self.starved = True
                     raise MalformedText
                 yield
                 continue
