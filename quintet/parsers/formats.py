@@ -20,7 +20,7 @@ Signs = tuple[tuple[str, ...], ...]
 class CallBlock:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
     own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
-    call, and never something else. The beginning of one that is `code` as well as a call is shown where it is cut off."""
+    call, and never something else. One that is `code` may as well be an answer: it is shown where it is cut off."""
 
     sequence: tuple[FormatPart, ...]
     anchored: bool = False

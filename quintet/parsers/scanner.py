@@ -27,9 +27,7 @@ class Scanner:
     def __init__(self, text: str = "", ended: bool = False) -> None:
         self._text, self._at = text, 0
         self.ended = ended
-        self.starved = (
-            False  # whether a reader wanted more than the text that has ended; readers set it, and never clear
-        )
+        self.starved = False  # set once a reader wanted more text after the end
         self.limit: int | None = None  # characters that may be kept; one more is Broken
         self.records_consumed = True
         self.held = 0  # characters that are kept

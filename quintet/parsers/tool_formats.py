@@ -11,6 +11,7 @@ PARAMETERS = JsonCall(arguments="parameters")
 CALLS = one_or_more(CALL, between=", ")
 STRICT_CALLS = one_or_more(STRICT, between=", ")
 PYTHON_CALLS = one_or_more(NAME, Arguments(PYTHON), between=", ")
+FUNCTION_GEMMA = gemma("<escape>", "<escape>")
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
 FUNCTIONS = optional("functions.", written=True)
 CHANNEL = Word(pattern='"commentary"')
@@ -155,7 +156,7 @@ TOOL_FORMATS = {
                 "<start_function_call>",
                 "call:",
                 NAME,
-                Arguments(gemma("<escape>", "<escape>"), ","),
+                Arguments(FUNCTION_GEMMA, ","),
                 "<end_function_call>",
             ),
         ),

@@ -23,8 +23,8 @@ async def parse_all(speech: OutputParser, text: str, turns: CooperativeWork, cut
 
 
 def deltas_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> list[Delta]:
-    """Those of one or more chunks, in order: each is reasoning, content or calls. `blank`: the content where all is held
-    back."""
+    """Returns deltas for chunks in order, each of reasoning, content or calls. `blank`: the content where there is none
+    of these."""
     groups = [list(group) for _, group in itertools.groupby(events, lambda event: _CHANNELS.get(type(event)))]
     return [delta for group in groups if (delta := _delta(group))] or [Delta(content=blank)]
 
