@@ -1,5 +1,6 @@
 """Splits a model's answer into reasoning, content and tool calls, with the parsers that fit its chat template."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from quintet.parsers import (
     detect,
 )
 from quintet.tokenizers.tokenizer import Tokenizer
+
+MAX_LATE = 512  # characters of a streamed answer that wait for a second end of the reasoning
 
 
 class ParserNames(Protocol):
@@ -69,6 +72,7 @@ class OutputFormat:
     include_reasoning: bool = True
     reasoning_markers: ReasoningMarkerIds | None = None  # of thoughts, where they can be counted
     open_reasoning_tokens: int = NOT_REASONING  # tokens of the thought that the prompt has begun
+    late_end: bool = False  # whether reasoning may go on behind its end, which a budget set
 
     @property
     def plain(self) -> bool:
@@ -116,7 +120,8 @@ class OutputParser:
         self._walk = (
             None if to.reasoning_markers is None else ReasoningCounter(to.reasoning_markers, to.open_reasoning_tokens)
         )
-        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning, self.whole)
+        late = (sys.maxsize if self.whole else MAX_LATE) if to.late_end else 0
+        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning, self.whole, late)
 
     def count(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens."""

@@ -8,6 +8,7 @@ from quintet.parsers.call_events import CallEventBuilder
 from quintet.parsers.combinators import read_all
 from quintet.parsers.events import Content, Event, Parsed, Reasoning, Tool, gather, merged
 from quintet.parsers.formats import CallBlock, ReasoningParser, ToolParser
+from quintet.parsers.late_end import LateEnd
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 
 MAX_HELD = 2**20  # characters that may turn out to be a call and do not yet
@@ -32,13 +33,16 @@ class StreamParser:
         tools: Sequence[Tool] = (),
         inside: bool | None = None,
         whole_calls: bool = False,
+        late_end: int = 0,
     ) -> None:
         """`inside`: whether the output begins within a thought (ReasoningParser.begins_inside). `whole_calls`: a call
-        comes once it has ended, and one that is broken is content as the rest."""
+        comes once it has ended, and one that is broken is content as the rest. `late_end`: up to so many characters
+        behind a thought are held, and are thought if its end comes again."""
         self._scan, self._events = Scanner(), list[Event]()
         self._whole_calls, self._cut = whole_calls, False
         schemas = {each.name: each.parameters for each in tools}
-        self._calls = CallEventBuilder(self._scan, self._events.append, schemas, whole_calls)
+        self._late = LateEnd(self._events.append, late_end)
+        self._calls = CallEventBuilder(self._scan, self._late.add, schemas, whole_calls)
         self._kind: Kind = Content
         if reasoning is not None and (reasoning.inside if inside is None else inside):
             self._kind = Reasoning
@@ -49,6 +53,8 @@ class StreamParser:
         self._until = frozenset(reasoning.until if reasoning else ())
         self._closes = reasoning.closes if reasoning else ()
         self._anywhere, self._anchored = _markers(tool, reasoning)
+        if late_end:
+            self._anywhere[Content] |= dict.fromkeys(self._closes, Content)
         self._steps = self._run()
 
     def feed(self, text: str) -> list[Event]:
@@ -77,7 +83,10 @@ class StreamParser:
             if mark not in self._until or self._kind is Content:
                 self._scan.take(len(mark))
                 self._scan.forget()
+            if mark in self._closes:
+                self._late.close(first=self._kind is Reasoning)
             self._kind, self._trim, self._fresh = begins, True, True
+        self._late.release()
 
     def _text(self) -> Steps[str]:
         """Gives text, up to the next marker -> the marker, not taken; empty at the end."""
@@ -120,7 +129,7 @@ class StreamParser:
             if text and self._kind is Content and self._spoke and self._gap is not None:
                 text = (self._gap or space) + text
         if text:
-            self._events.append(self._kind(text))
+            self._late.add(self._kind(text))
             self._trim = self._fresh = False
             if self._kind is Content:
                 self._spoke, self._gap = True, None
