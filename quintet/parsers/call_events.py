@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintet.parsers.events import CallArguments, CallBegin, CallEnd, Event
+from quintet.parsers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.parsers.scanner import MalformedText, Scanner
 from quintet.parsers.schema import argument_types
 
@@ -108,3 +108,38 @@ class CallEventBuilder:
             self.count += 1
         self._scan.records_consumed = True
         self._clear()
+
+
+class LateEnd:
+    """Holds the first content behind a thought, which a second end makes thought: a budget set the first end, and the
+    model writes the other. `most`: its characters; 0: none."""
+
+    def __init__(self, emit: Callable[[Event], None], most: int) -> None:
+        self._emit, self._most = emit, most
+        self._held: list[str] | None = None
+
+    def close(self, first: bool) -> None:
+        """An end of a thought. `first`: the one that stands behind the thought."""
+        if first:
+            self._held = [] if self._most else None
+        elif self._held:
+            text, self._held = "".join(self._held), None
+            self._emit(Reasoning(text))
+
+    def add(self, event: Event) -> None:
+        """The next event."""
+        if self._held is None:
+            self._emit(event)
+        elif isinstance(event, Content):
+            self._held.append(event.text)
+            if sum(map(len, self._held)) > self._most:
+                self.release()
+        else:
+            self.release()
+            self._emit(event)
+
+    def release(self) -> None:
+        """Emits what is held: it is content."""
+        held, self._held = self._held, None
+        if held:
+            self._emit(Content("".join(held)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar, trailing
 from quintet.parsers.python_values import read_arguments
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.value_grammar import arguments
@@ -215,7 +215,7 @@ class OneOrMore:
     def lark(self, grammar: LarkGrammar) -> str:
         """Joins `between` and the marker after it into one literal where `between` may also begin the end's marker."""
         first, rest = self.sequence[0], self.sequence[1:]
-        after = grammar.trailing(self.separator) if self.may_trail else ""
+        after = trailing(grammar, self.separator) if self.may_trail else ""
         if after or not isinstance(first, Marker):
             return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator), after)
         between = grammar.literal(self.separator + first.text)

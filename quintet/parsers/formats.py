@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quintet.parsers.combinators import FormatPart, Marker, parts
 from quintet.parsers.events import Tool
-from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar, trailing
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.
@@ -160,7 +160,7 @@ class ToolParser:
         try:
             calls = lark.sequence(self.blocks[0].sequence)
             if self.separator is not None:
-                calls = lark.repeated("", calls, lark.literal(self.separator), lark.trailing(self.separator))
+                calls = lark.repeated("", calls, lark.literal(self.separator), trailing(lark, self.separator))
         except NO_GRAMMAR_ERRORS:
             return None
         thoughts = choice.reasoning

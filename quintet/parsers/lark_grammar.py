@@ -114,10 +114,6 @@ class LarkGrammar:
         rule = self.rule(body)
         return f"{before} {rule} ({between} {rule})*" + (f" ({after})?" if after else "")
 
-    def trailing(self, separator: str) -> str:
-        """Returns the separator where models also write it after the last call: as space; empty for a comma."""
-        return self.literal(separator) if separator.isspace() else ""
-
     def with_reasoning(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
         """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
         start = what
@@ -163,6 +159,11 @@ class LarkGrammar:
 
     def define(self, name: str, body: str) -> None:
         self._rules.append(f"{name}: {body}")
+
+
+def trailing(lark: LarkGrammar, separator: str) -> str:
+    """Returns the separator where models also write it after the last call: as space; empty for a comma."""
+    return lark.literal(separator) if separator.isspace() else ""
 
 
 def quoted(text: str) -> str:

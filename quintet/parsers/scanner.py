@@ -31,7 +31,7 @@ class Scanner:
         self.limit: int | None = None  # characters that may be kept; one more is Broken
         self.records_consumed = True
         self.held = 0  # characters that are kept
-        self._kept: list[str] = []
+        self.kept: list[str] = []  # pieces of the text that is kept
 
     def feed(self, piece: str) -> None:
         self._text, self._at = self._text[self._at :] + piece, 0
@@ -59,20 +59,16 @@ class Scanner:
     def _keep(self, text: str) -> None:
         self._at += len(text)
         self.held += len(text)
-        self._kept.append(text)
-
-    def consumed(self) -> str:
-        """Returns the text that was taken and kept."""
-        return "".join(self._kept)
+        self.kept.append(text)
 
     def take_consumed(self) -> str:
         """Returns the text that was taken and kept, and forgets it."""
-        text = self.consumed()
+        text = "".join(self.kept)
         self.forget()
         return text
 
     def forget(self) -> None:
-        self._kept, self.held = [], 0
+        self.kept, self.held = [], 0
 
     def match(self, pattern: re.Pattern[str]) -> str:
         """Takes what matches here, of what has arrived."""

@@ -4,11 +4,10 @@ import functools
 import re
 from collections.abc import Sequence
 
-from quintet.parsers.call_events import CallEventBuilder
+from quintet.parsers.call_events import CallEventBuilder, LateEnd
 from quintet.parsers.combinators import read_all
 from quintet.parsers.events import Content, Event, Parsed, Reasoning, Tool, gather, merged
 from quintet.parsers.formats import CallBlock, ReasoningParser, ToolParser
-from quintet.parsers.late_end import LateEnd
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 
 MAX_HELD = 2**20  # characters that may turn out to be a call and do not yet
@@ -42,7 +41,8 @@ class StreamParser:
         self._whole_calls, self._cut = whole_calls, False
         schemas = {each.name: each.parameters for each in tools}
         self._late = LateEnd(self._events.append, late_end)
-        self._calls = CallEventBuilder(self._scan, self._late.add, schemas, whole_calls)
+        self._emit = self._late.add if late_end else self._events.append
+        self._calls = CallEventBuilder(self._scan, self._emit, schemas, whole_calls)
         self._kind: Kind = Content
         if reasoning is not None and (reasoning.inside if inside is None else inside):
             self._kind = Reasoning
@@ -129,14 +129,14 @@ class StreamParser:
             if text and self._kind is Content and self._spoke and self._gap is not None:
                 text = (self._gap or space) + text
         if text:
-            self._late.add(self._kind(text))
+            self._emit(self._kind(text))
             self._trim = self._fresh = False
             if self._kind is Content:
                 self._spoke, self._gap = True, None
 
     def _read(self, block: CallBlock) -> Steps[None]:
         """Calls; where they are broken, what is left of them is content."""
-        before, space = self._calls.count, self._scan.consumed()
+        before, space = self._calls.count, "".join(self._scan.kept)
         self._scan.limit = None if self._whole_calls else self._scan.held + MAX_HELD
         self._scan.starved = False
         try:

@@ -19,7 +19,7 @@ PYTHON = {
 }
 LITERALS = [
     '"""two\nlines"""', "'''it's \"so\"'''", '"a" "b"', "'a'\n  'b' \"c\"", '("a" "b")', '("a",)', "()", "('a', 1)",
-    r"r'\d+'", r'R"a\"b"', r"u'\u00e9'", r"'\x41\101\0\N{BULLET}\'\q\/'", "'a\\\nb'", '""', '""""""', "'#'", "r'' ''",
+    r"r'\d+'", r'R"a\"b"', r"u'\u00e9'", r"'\x41\101\0\N{BULLET}\''", "'a\\\nb'", '""', '""""""', "'#'", "r'' ''",
     "1_000", "0x1F", "0o17", "0b101", "-5", "+5", "1.", ".5", "-1.5e-3", "1_0.5", "True", "None", "[1, 2,]", "[[], {}]",
     "{'a': 1, 'b': [None, False],}", "{1: 'x', False: 2}", "[1,  # one\n 2]", "'\\U0001F600'",
 ]  # fmt: skip
@@ -36,6 +36,10 @@ def test_literals_are_what_python_reads(literal: str) -> None:
 @pytest.mark.parametrize("literal", BROKEN)
 def test_what_is_no_literal_is_none(literal: str) -> None:
     assert literal_to_json(literal) is None
+
+
+def test_an_escape_that_says_nothing_is_text() -> None:
+    assert literal_to_json(r"'\q\/'") == r'"\\q\\/"'
 
 
 @pytest.mark.parametrize("name", PYTHON)

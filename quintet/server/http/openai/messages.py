@@ -30,7 +30,7 @@ def deltas_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> list[D
 
 
 def _delta(events: Sequence[Event]) -> Delta | None:
-    """Of events of one channel; None if they say nothing."""
+    """Returns the delta of events of one channel; None if they say nothing."""
     text = "".join(event.text for event in events if isinstance(event, Content))
     thought = "".join(event.text for event in events if isinstance(event, Reasoning))
     calls = _parts(events)
