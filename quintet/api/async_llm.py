@@ -109,7 +109,11 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         if len(call) != 1:
             raise ValueError(f"chat() takes one conversation, not {len(call)}; call it once for each")
         [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()])
-        delta, parser = chat.params.output_kind == RequestOutputKind.DELTA, AnswerParser(chat.output_format)
+        kind = chat.params.output_kind
+        delta, parser = (
+            kind == RequestOutputKind.DELTA,
+            AnswerParser(chat.output_format, kind == RequestOutputKind.FINAL_ONLY),
+        )
         async with aclosing(self._follow(chat.prompt, chat.params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield parser.take(output, delta)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from quintet.chat.messages import ChatOptions, conversations, load_chat_template
-from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers
+from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, is_cut_off
 from quintet.chat.prepare import ChatInput, ChatModel, PreparedChat, prepare
 from quintet.chat.tool_choice import read_tools
 from quintet.common.suggestions import refuse_unknown
@@ -107,8 +107,9 @@ def run_without_loop(work: Coroutine[Any, Any, T]) -> T:
 class AnswerParser:
     """Takes the answers to one request apart as they come."""
 
-    def __init__(self, output_format: OutputFormat) -> None:
-        self._format = output_format
+    def __init__(self, output_format: OutputFormat, whole: bool = False) -> None:
+        """`whole`: each request has one output."""
+        self._format, self._whole = output_format, whole
         self._heard: dict[int, tuple[OutputParser, MessageBuilder]] = {}  # by completion
         self._sizes: dict[int, int] = {}  # characters that were heard
 
@@ -121,9 +122,11 @@ class AnswerParser:
         return output
 
     def _fill(self, completion: CompletionOutput, new: str, delta: bool) -> None:
-        speech, heard = self._heard.setdefault(completion.index, (OutputParser(self._format), MessageBuilder()))
+        speech, heard = self._heard.setdefault(
+            completion.index, (OutputParser(self._format, self._whole), MessageBuilder())
+        )
         ended = completion.finish_reason is not None
-        completion.events = speech.feed(new, ended)
+        completion.events = speech.feed(new, ended, is_cut_off(completion))
         reasoning, content = (len(heard.reasoning), len(heard.content)) if delta else (0, 0)
         heard.take(completion.events)
         completion.reasoning, completion.content = heard.reasoning[reasoning:], heard.content[content:]

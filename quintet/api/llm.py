@@ -77,7 +77,10 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         """
         chats = self._prepare(messages, sampling_params, template)
         outputs = self._run([each.prompt for each in chats], [each.params for each in chats], use_tqdm, None)
-        return [AnswerParser(chat.output_format).take(output) for chat, output in zip(chats, outputs, strict=True)]
+        return [
+            AnswerParser(chat.output_format, whole=True).take(output)
+            for chat, output in zip(chats, outputs, strict=True)
+        ]
 
     @refuses_unsupported
     def stream(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.chat.lazy_template import render_template, template_variables
+from quintet.chat.history import arguments_of, first_that_renders, split_thoughts
+from quintet.chat.lazy_template import TemplateRefused, render_template, template_variables
 from quintet.chat.prompts import Prompt
 from quintet.common.suggestions import refuse_unknown, unknown_name_error
 from quintet.common.unknown_fields import drop_unknown, report_unknown
@@ -83,15 +84,18 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
     checked = [_check(message, place, template) for place, message in enumerate(messages)]
     if options.continue_final_message:
         checked[-1] = _mark(checked[-1])
-    variables = {
+    variables: dict[str, Any] = {
         **tokenizer.special_tokens,
         "documents": _documents(options.documents, template),
         **_extra(template, options.chat_template_kwargs),
-        "messages": checked,
         "tools": tools,
         "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
     }
-    text = render_template(template, variables)
+
+    def render(messages: Sequence[Message]) -> str:
+        return render_template(template, {**variables, "messages": messages})
+
+    text = first_that_renders(render, checked, TemplateRefused)
     if options.continue_final_message:
         text = _until_mark(text)
     refuse_surrogates(text, "the rendered chat")
@@ -109,20 +113,22 @@ def _check(message: Any, place: int, template: str) -> Message:
         )
         raise ValueError(f"message {place} has {wrong}")
     message = _without_copied(message, place, template)
-    content = message.get("content")
+    content, thought = split_thoughts(message.get("content"))
+    if content is None and role in ("tool", "function"):
+        content = ""
     if content is None and role != "assistant":
         raise ValueError(f"message {place} ({role}) has no content; give text")
     # Templates take a missing key for None better than None itself.
     checked: Message = {
         key: _plain(f"message {place}: {key}", value)
         for key, value in message.items()
-        if value is not None and key != "content"
+        if value is not None and key != "content" and not (key == "tool_calls" and value == [])
     }
     if content is not None:
         checked["content"] = _content(content, place, template)
     if "tool_calls" in checked:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], place)
-    reasoning = next((checked[key] for key in REASONING if key in checked), None)
+    reasoning = next((checked[key] for key in REASONING if key in checked), thought or None)
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
 
@@ -186,25 +192,14 @@ def _takes_parts(template: str) -> bool:
 
 
 def _tool_calls(calls: Any, place: int) -> Any:
-    """Templates want a call's arguments as an object; OpenAI's API has them as JSON text."""
+    """Templates want a call's arguments as an object; OpenAI's API has them as JSON text, which may be broken."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"message {place}: tool_calls must be a list of dicts")
-    for number, call in enumerate(calls):
+    for call in calls:
         function = call.get("function", call)
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            where = f"messages[{place}].tool_calls[{number}].function.arguments"
-            function["arguments"] = _arguments(function["arguments"], where)
+        if isinstance(function, dict):
+            function["arguments"] = arguments_of(function.get("arguments"))
     return calls
-
-
-def _arguments(text: str, where: str) -> Any:
-    """Parses a call's arguments; those of a call that was cut off are the beginning of an object."""
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ParameterError(
-            where, f"is no JSON ({error}); leave out a call that was cut off, or ask again with more max_tokens"
-        ) from None
 
 
 def _tools(tools: Any) -> list[Any] | None:

@@ -1,10 +1,12 @@
 """Splits a model's answer into reasoning, content and tool calls, with the parsers that fit its chat template."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningCounter, ReasoningMarkerIds, find_parser
+from quintet.outputs import CompletionOutput
 from quintet.parsers import (
     TOOL_PARSERS,
     CallBegin,
@@ -19,6 +21,8 @@ from quintet.parsers import (
     detect,
 )
 from quintet.tokenizers.tokenizer import Tokenizer
+
+MAX_LATE = 512  # characters of a streamed answer that wait for a second end of the reasoning
 
 
 class ParserNames(Protocol):
@@ -68,6 +72,7 @@ class OutputFormat:
     include_reasoning: bool = True
     reasoning_markers: ReasoningMarkerIds | None = None  # of thoughts, where they can be counted
     open_reasoning_tokens: int = NOT_REASONING  # tokens of the thought that the prompt has begun
+    late_end: bool = False  # whether reasoning may go on behind its end, which a budget set
 
     @property
     def plain(self) -> bool:
@@ -95,11 +100,17 @@ def _texts(part: Any) -> Iterator[str]:
                 yield from _texts(getattr(part, each.name))
 
 
+def is_cut_off(completion: CompletionOutput) -> bool:
+    """Returns whether something else than the model ended the answer: max_tokens, a stop string, an abort."""
+    return completion.finish_reason not in (None, "stop") or completion.stop_reason is not None
+
+
 @dataclass
 class OutputParser:
-    """One answer, as it comes."""
+    """One answer, as it comes. `whole`: nothing of it is sent before its end, so a call that breaks is no call."""
 
     output_format: OutputFormat
+    whole: bool = False
     calls: int = 0  # that it has made, and are whole
     _stream_parser: StreamParser = field(init=False)
     _walk: ReasoningCounter | None = field(init=False)
@@ -109,7 +120,8 @@ class OutputParser:
         self._walk = (
             None if to.reasoning_markers is None else ReasoningCounter(to.reasoning_markers, to.open_reasoning_tokens)
         )
-        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning)
+        late = (sys.maxsize if self.whole else MAX_LATE) if to.late_end else 0
+        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning, self.whole, late)
 
     def count(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens."""
@@ -123,9 +135,10 @@ class OutputParser:
             return 0
         return None if self._walk is None else self._walk.num_tokens
 
-    def feed(self, text: str, ended: bool) -> list[Event]:
-        """Returns the events that the answer's next text, or its last, makes certain; every call has an id."""
-        found = self._stream_parser.feed(text) + (self._stream_parser.finish() if ended else [])
+    def feed(self, text: str, ended: bool, cut: bool = False) -> list[Event]:
+        """Returns the events that the answer's next text, or its last, makes certain; every call has an id. `cut`: the
+        answer has ended, but not by itself (is_cut_off)."""
+        found = self._stream_parser.feed(text) + (self._stream_parser.finish(cut) if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
     def finish_reason_of(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:

@@ -202,6 +202,7 @@ def _output_format(chat: ChatInput, model: ChatModel, prompt: Prompt, thinks: bo
         parallel=chat.parallel_tool_calls,
         earlier_calls=sum(len(each.get("tool_calls") or ()) for each in chat.messages),
         include_reasoning=chat.thinking.visible,
+        late_end=not (forced or shaped) and chat.params.thinking_token_budget not in (None, -1),
     )
     marks = model.reasoning
     if reasoning is None or isinstance(marks, str):

@@ -21,6 +21,8 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from quintet.chat.lazy_template import TemplateRefused
+
 MAX_TEMPLATE = 2**17  # characters of a template; the longest known has under 2**16
 MAX_SIZE = 2**24  # of any one value; characters of text: 4 times a context of 1M tokens
 MAX_TOTAL = 2**30  # of all that a rendering makes, which is also the most memory that it can hold
@@ -333,18 +335,18 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
     except SecurityError as error:
         raise ValueError(f"the chat template was stopped: {error}; use another template") from error
     except jinja2.exceptions.UndefinedError as error:
-        raise ValueError(
+        raise TemplateRefused(
             f"the chat template needs something that was not given: {error}; "
             "complete the messages, or give it in chat_template_kwargs"
         ) from error
     except jinja2.exceptions.TemplateError as error:  # raise_exception() in the template
-        raise ValueError(f"the chat template refuses these messages: {error}") from error
+        raise TemplateRefused(f"the chat template refuses these messages: {error}") from error
     except RecursionError as error:
         raise ValueError("the chat template nests too deep; use another template") from error
     except Exception as error:  # an expression in the template may fail in any way
         if isinstance(error, ValueError) and str(error).startswith("the chat template"):
             raise
-        raise ValueError(
+        raise TemplateRefused(
             f"the chat template fails on these messages: {type(error).__name__}: {error}; "
             "check the form of the messages and tools, or use another template"
         ) from error

@@ -3,7 +3,6 @@
 A parser is a declaration (`tool_formats.py`, `reasoning_formats.py`), and one splitter reads them all.
 """
 
-from quintet.parsers.detection import detect
 from quintet.parsers.events import (
     CallArguments,
     CallBegin,
@@ -17,7 +16,7 @@ from quintet.parsers.events import (
     gather,
 )
 from quintet.parsers.formats import CallBlock, ReasoningParser, RequiredCalls, ToolParser, call_block
-from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, load_plugin, register
+from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, detect, load_plugin, register
 from quintet.parsers.stream_parser import StreamParser, parse
 
 __all__ = [

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintet.parsers.events import CallArguments, CallBegin, CallEnd, Event
+from quintet.parsers.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.parsers.scanner import MalformedText, Scanner
 from quintet.parsers.schema import argument_types
 
@@ -14,8 +14,15 @@ NOTHING: Mapping[str, Any] = {}
 class CallEventBuilder:
     """The calls of one output. Until one is announced, what was read of it is kept, to be content if it is broken."""
 
-    def __init__(self, scan: Scanner, emit: Callable[[Event], None], schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        self._scan, self._emit, self._schemas = scan, emit, schemas
+    def __init__(
+        self,
+        scan: Scanner,
+        emit: Callable[[Event], None],
+        schemas: Mapping[str, Mapping[str, Any]],
+        whole: bool = False,
+    ) -> None:
+        """`whole`: no call is announced before its end."""
+        self._scan, self._emit, self._schemas, self._whole_calls = scan, emit, schemas, whole
         self._types: dict[tuple[str, str], frozenset[str]] = {}  # of a tool's argument
         self.count = 0  # of calls that were announced and have ended
         self._clear()
@@ -24,7 +31,7 @@ class CallEventBuilder:
         self._name: str | None = None
         self._id: str | None = None
         self._written: list[str] = []
-        self._announced = self._whole = False
+        self._announced = self._whole = self._literal = False
 
     def begin(self) -> None:
         """A call may begin here."""
@@ -38,6 +45,10 @@ class CallEventBuilder:
             raise MalformedText
         self._name = name
         self._announce()
+
+    def hold(self) -> None:
+        """The call is not announced before its end."""
+        self._literal = True
 
     def set_id(self, id: str) -> None:
         self._id = id
@@ -60,6 +71,10 @@ class CallEventBuilder:
             self._announce()
 
     def _announce(self) -> None:
+        if not (self._literal or self._whole_calls):
+            self._release()
+
+    def _release(self) -> None:
         if self._name is None or len(self._written) < 2 or self._announced:
             return
         self._announced = True
@@ -79,14 +94,52 @@ class CallEventBuilder:
 
     def close(self) -> None:
         """The call is complete."""
+        self._release()
         if not self._announced:
             raise MalformedText
         self.abandon()
 
-    def abandon(self) -> None:
-        """Nothing more comes of the call, if one was begun."""
+    def abandon(self, cut: bool = False) -> None:
+        """Nothing more comes of the call, if one was begun. `cut`: because the output was cut off."""
+        if self._whole or (cut and not self._literal):
+            self._release()
         if self._announced:
             self._emit(CallEnd(self.count, self._whole))
             self.count += 1
         self._scan.records_consumed = True
         self._clear()
+
+
+class LateEnd:
+    """Holds the first content behind a thought, which a second end makes thought: a budget set the first end, and the
+    model writes the other. `most`: its characters; 0: none."""
+
+    def __init__(self, emit: Callable[[Event], None], most: int) -> None:
+        self._emit, self._most = emit, most
+        self._held: list[str] | None = None
+
+    def close(self, first: bool) -> None:
+        """An end of a thought. `first`: the one that stands behind the thought."""
+        if first:
+            self._held = [] if self._most else None
+        elif self._held:
+            text, self._held = "".join(self._held), None
+            self._emit(Reasoning(text))
+
+    def add(self, event: Event) -> None:
+        """The next event."""
+        if self._held is None:
+            self._emit(event)
+        elif isinstance(event, Content):
+            self._held.append(event.text)
+            if sum(map(len, self._held)) > self._most:
+                self.release()
+        else:
+            self.release()
+            self._emit(event)
+
+    def release(self) -> None:
+        """Emits what is held: it is content."""
+        held, self._held = self._held, None
+        if held:
+            self._emit(Content("".join(held)))

@@ -4,14 +4,15 @@ Space between two parts is passed over. A literal is as the model writes it: its
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar, trailing
+from quintet.parsers.python_values import read_arguments
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.value_grammar import arguments
-from quintet.parsers.value_reader import JSON, MAX_NAME, WORD, Notation, read_name, read_value, to_json
+from quintet.parsers.value_reader import JSON, MAX_NAME, PYTHON, WORD, Notation, read_name, read_value, to_json
 
 
 class FormatPart(Protocol):
@@ -29,7 +30,12 @@ class FormatPart(Protocol):
 
 def parts(*described: "str | FormatPart") -> tuple[FormatPart, ...]:
     """A sequence; a string is a literal."""
-    return tuple(Marker(each) if isinstance(each, str) else each for each in described)
+    sequence = [Marker(each) if isinstance(each, str) else each for each in described]
+    for at, part in enumerate(sequence):
+        end = sequence[at + 1] if at + 1 < len(sequence) else Marker("")
+        if isinstance(part, OneOrMore) and isinstance(end, Marker) and not end.text.startswith(part.separator):
+            sequence[at] = replace(part, may_trail=True)
+    return tuple(sequence)
 
 
 def starts_here(part: FormatPart, scan: Scanner) -> Steps[bool]:
@@ -99,7 +105,8 @@ NAME = Word("name")
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments of a call, after its name; they end the call."""
+    """Arguments of a call, after its name; they end the call. Those in Python come all at once: an expression that is
+    no literal makes all of it text."""
 
     notation: Notation = JSON
     comma: str = ", "  # between two values, where a grammar writes what is no JSON
@@ -108,7 +115,11 @@ class Arguments:
         return (self.notation.arguments.open,)
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
-        yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
+        if self.notation is PYTHON:
+            calls.hold()
+            yield from read_arguments(scan, calls.write)
+        else:
+            yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
         calls.complete_arguments()
         calls.close()
 
@@ -182,10 +193,12 @@ class JsonCall:
 
 @dataclass(frozen=True)
 class OneOrMore:
-    """One or more of a sequence, with something between them."""
+    """One or more of a sequence, with something between them. `may_trail`: the part behind does not begin with that,
+    so a grammar allows it there too, if it is space."""
 
     sequence: tuple[FormatPart, ...]
     separator: str = ""
+    may_trail: bool = False
 
     def marks(self) -> tuple[str, ...]:
         return self.sequence[0].marks()
@@ -200,12 +213,13 @@ class OneOrMore:
                 more = yield from starts_here(self.sequence[0], scan)
 
     def lark(self, grammar: LarkGrammar) -> str:
-        """Joins `between` and the marker after it into one literal: by itself `between` might begin another one."""
+        """Joins `between` and the marker after it into one literal where `between` may also begin the end's marker."""
         first, rest = self.sequence[0], self.sequence[1:]
-        if not isinstance(first, Marker):
-            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator))
+        after = trailing(grammar, self.separator) if self.may_trail else ""
+        if after or not isinstance(first, Marker):
+            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator), after)
         between = grammar.literal(self.separator + first.text)
-        return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between)
+        return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between, after)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quintet.parsers.combinators import FormatPart, Marker, parts
 from quintet.parsers.events import Tool
-from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar
+from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar, trailing
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.
@@ -20,11 +20,12 @@ Signs = tuple[tuple[str, ...], ...]
 class CallBlock:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
     own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
-    call, and never something else."""
+    call, and never something else. One that is `code` may as well be an answer: it is shown where it is cut off."""
 
     sequence: tuple[FormatPart, ...]
     anchored: bool = False
     certain: bool = True
+    code: bool = False
 
     @property
     def end(self) -> str:
@@ -33,8 +34,10 @@ class CallBlock:
         return last.marks()[0] if isinstance(last, Marker) else ""
 
 
-def call_block(*described: str | FormatPart, anchored: bool = False, certain: bool = True) -> CallBlock:
-    return CallBlock(parts(*described), anchored, certain)
+def call_block(
+    *described: str | FormatPart, anchored: bool = False, certain: bool = True, code: bool = False
+) -> CallBlock:
+    return CallBlock(parts(*described), anchored, certain and not code, code)
 
 
 def call_id(name: str, position: int) -> str:
@@ -120,8 +123,9 @@ class ToolParser:
     """Format in which a family of models writes its tool calls.
 
     `blocks`: the ways in which it may write them; grammars are made of the first. `separator`: what stands between two
-    blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
-    function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
+    blocks where each has one call; None where one has them all. As space it may also end an answer. `drops`: markers
+    around content. `call_id`: (the function's name, how many calls of the conversation come before it) -> an id as the
+    model's template expects it.
     """
 
     blocks: tuple[CallBlock, ...]
@@ -155,7 +159,8 @@ class ToolParser:
         lark = LarkGrammar(chosen, choice.parallel and choice.named is None, special or {})
         try:
             calls = lark.sequence(self.blocks[0].sequence)
-            calls = calls if self.separator is None else lark.repeated("", calls, lark.literal(self.separator))
+            if self.separator is not None:
+                calls = lark.repeated("", calls, lark.literal(self.separator), trailing(lark, self.separator))
         except NO_GRAMMAR_ERRORS:
             return None
         thoughts = choice.reasoning

@@ -107,12 +107,12 @@ class LarkGrammar:
         self._tool = None
         return "(" + " | ".join(written) + ")"
 
-    def repeated(self, before: str, body: str, between: str) -> str:
-        """Writes `body` once, or any number of times if parallel calls are allowed."""
+    def repeated(self, before: str, body: str, between: str, after: str = "") -> str:
+        """Writes `body` once, or any number of times if parallel calls are allowed. `after` may follow the last."""
         if not self._parallel:
             return f"{before} {body}"
         rule = self.rule(body)
-        return f"{before} {rule} ({between} {rule})*"
+        return f"{before} {rule} ({between} {rule})*" + (f" ({after})?" if after else "")
 
     def with_reasoning(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
         """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
@@ -159,6 +159,11 @@ class LarkGrammar:
 
     def define(self, name: str, body: str) -> None:
         self._rules.append(f"{name}: {body}")
+
+
+def trailing(lark: LarkGrammar, separator: str) -> str:
+    """Returns the separator where models also write it after the last call: as space; empty for a comma."""
+    return lark.literal(separator) if separator.isspace() else ""
 
 
 def quoted(text: str) -> str:

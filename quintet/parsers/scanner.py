@@ -27,10 +27,11 @@ class Scanner:
     def __init__(self, text: str = "", ended: bool = False) -> None:
         self._text, self._at = text, 0
         self.ended = ended
+        self.starved = False  # set once a reader wanted more text after the end
         self.limit: int | None = None  # characters that may be kept; one more is Broken
         self.records_consumed = True
         self.held = 0  # characters that are kept
-        self._kept: list[str] = []
+        self.kept: list[str] = []  # pieces of the text that is kept
 
     def feed(self, piece: str) -> None:
         self._text, self._at = self._text[self._at :] + piece, 0
@@ -58,16 +59,16 @@ class Scanner:
     def _keep(self, text: str) -> None:
         self._at += len(text)
         self.held += len(text)
-        self._kept.append(text)
+        self.kept.append(text)
 
     def take_consumed(self) -> str:
         """Returns the text that was taken and kept, and forgets it."""
-        text = "".join(self._kept)
+        text = "".join(self.kept)
         self.forget()
         return text
 
     def forget(self) -> None:
-        self._kept, self.held = [], 0
+        self.kept, self.held = [], 0
 
     def match(self, pattern: re.Pattern[str]) -> str:
         """Takes what matches here, of what has arrived."""
@@ -78,6 +79,7 @@ class Scanner:
         """The next characters, not taken; fewer at the end of the text."""
         while len(self._text) - self._at < size and not self.ended:
             yield
+        self.starved |= len(self._text) - self._at < size
         return self._text[self._at : self._at + size]
 
     def peek_marker(self, marks: Iterable[str]) -> Steps[str]:
@@ -92,6 +94,7 @@ class Scanner:
                 elif mark.startswith(self._text[self._at :]):
                     may_grow = True
             if self.ended or not may_grow:
+                self.starved |= may_grow
                 return best
             yield
 
@@ -120,6 +123,7 @@ class Scanner:
         while True:
             self.match(SPACE)
             if not self.empty() or self.ended:
+                self.starved |= self.empty()
                 return
             yield
 
@@ -131,6 +135,7 @@ class Scanner:
             if found := pattern.match(self._text, self._at):
                 size += self._bounded(found.end() - self._at, size, most, pieces.append)
             if not self.empty() or self.ended:
+                self.starved |= self.empty()
                 return "".join(pieces)
             yield
 
@@ -142,6 +147,7 @@ class Scanner:
         while True:
             if self.empty():
                 if self.ended:
+                    self.starved = True
                     raise MalformedText
                 yield
                 continue

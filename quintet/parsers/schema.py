@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.value_reader import JSON, PYTHON, to_json
+from quintet.parsers.python_values import literal_to_json
+from quintet.parsers.value_reader import JSON, to_json
 
 # Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
 # nothing else until its tokens are used up.
@@ -88,7 +89,7 @@ def resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
 def as_json(text: str, allowed: frozenset[str]) -> str:
     """The JSON of an argument that is written as plain text. Where it is of no allowed type it stays a string."""
     plain = text.strip()
-    value = WORDS.get(plain.lower()) or to_json(plain, JSON) or to_json(plain, PYTHON)
+    value = WORDS.get(plain.lower()) or to_json(plain, JSON) or literal_to_json(plain)
     if value is not None and _fits(value, allowed):
         return value
     return json.dumps(text, ensure_ascii=False)

@@ -11,6 +11,7 @@ PARAMETERS = JsonCall(arguments="parameters")
 CALLS = one_or_more(CALL, between=", ")
 STRICT_CALLS = one_or_more(STRICT, between=", ")
 PYTHON_CALLS = one_or_more(NAME, Arguments(PYTHON), between=", ")
+FUNCTION_GEMMA = gemma("<escape>", "<escape>")
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
 FUNCTIONS = optional("functions.", written=True)
 CHANNEL = Word(pattern='"commentary"')
@@ -101,7 +102,10 @@ TOOL_FORMATS = {
         (
             call_block(
                 "[TOOL_CALLS]",
-                alternatives(("[", CALLS, "]"), (NAME, optional("[CALL_ID]", MISTRAL_ID), "[ARGS]", ARGUMENTS)),
+                alternatives(
+                    ("[", CALLS, "]"),
+                    (NAME, optional("[CALL_ID]", MISTRAL_ID), optional("[ARGS]", written=True), ARGUMENTS),
+                ),
             ),
         ),
         separator="",
@@ -140,14 +144,22 @@ TOOL_FORMATS = {
         signs=(("<|channel|>", "<|call|>"),),
     ),
     "gemma4": ToolParser(
-        (call_block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>'), ","), "<tool_call|>"),),
+        (call_block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>', '"'), ","), "<tool_call|>"),),
         separator="",
         models="Gemma 4",
         shape="name, then Gemma's notation",
         signs=(("<|tool_call>", "<tool_call|>"),),
     ),
     "functiongemma": ToolParser(
-        (call_block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>"), ","), "<end_function_call>"),),
+        (
+            call_block(
+                "<start_function_call>",
+                "call:",
+                NAME,
+                Arguments(FUNCTION_GEMMA, ","),
+                "<end_function_call>",
+            ),
+        ),
         separator="",
         models="FunctionGemma",
         shape="name, then Gemma's notation",
@@ -284,7 +296,7 @@ TOOL_FORMATS = {
     "xlam": ToolParser(
         (
             call_block("[", STRICT_CALLS, "]", anchored=True),
-            call_block("```json", "[", CALLS, "]", "```", certain=False),
+            call_block("```json", "[", CALLS, "]", "```", code=True),
             call_block("[TOOL_CALLS]", "[", CALLS, "]"),
             call_block("<tool_call>", alternatives(("[", CALLS, "]"), (CALL,)), "</tool_call>"),
         ),
@@ -299,7 +311,7 @@ TOOL_FORMATS = {
     "json": ToolParser(
         (
             call_block(alternatives(("[", STRICT_CALLS, "]"), (one_or_more(STRICT, between="\n"),)), anchored=True),
-            call_block("```json", alternatives(("[", CALLS, "]"), (CALL,)), "```", certain=False),
+            call_block("```json", alternatives(("[", CALLS, "]"), (CALL,)), "```", code=True),
         ),
         models="any model whose prompt asks for calls in JSON",
         shape="bare JSON",

@@ -47,13 +47,15 @@ JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 
 @dataclass(frozen=True)
 class Notation:
-    """Notation of values. `arguments`: the brackets around a call's arguments."""
+    """Notation of values. `arguments`: the brackets around a call's arguments. `inner`: what a quote in the middle of a
+    string stands for, where there are no escapes."""
 
     arguments: Bracket = JSON_OBJECT
     brackets: tuple[Bracket, ...] = (JSON_LIST, JSON_OBJECT)
     quotes: tuple[str, ...] = ('"',)
     escapes: bool = True
     words: Mapping[str, str] = field(default_factory=lambda: JSON_WORDS)
+    inner: str = ""
 
     @functools.cached_property
     def opens(self) -> dict[str, Bracket]:
@@ -69,10 +71,10 @@ PYTHON = Notation(
 )
 
 
-def gemma(quote: str) -> Notation:
+def gemma(quote: str, inner: str) -> Notation:
     """Keys have no quotes, and strings have markers of their own."""
     braces = Bracket("{", "}", ":", bare=True)
-    return Notation(arguments=braces, brackets=(JSON_LIST, braces), quotes=(quote,), escapes=False)
+    return Notation(arguments=braces, brackets=(JSON_LIST, braces), quotes=(quote,), escapes=False, inner=inner)
 
 
 Write = Callable[[str], object]
@@ -102,7 +104,7 @@ def read_value(scan: Scanner, write: Write, notation: Notation, top: Bracket | N
         elif top and not inside:
             raise MalformedText
         else:
-            yield from _scalar(scan, write, notation)
+            yield from _scalar(scan, write, notation, inside[-1] if inside else None)
         if (yield from _close_brackets(scan, write, notation, inside)):
             return
 
@@ -141,17 +143,42 @@ def read_name(scan: Scanner, notation: Notation, bare: bool = False) -> Steps[st
     return json_escaped(name)
 
 
-def _scalar(scan: Scanner, write: Write, notation: Notation) -> Steps[None]:
+def _scalar(scan: Scanner, write: Write, notation: Notation, bracket: Bracket | None) -> Steps[None]:
     if quote := (yield from scan.peek_marker(notation.quotes)):
         scan.take(len(quote))
         write('"')
         yield from read_string(scan, write, quote, notation.escapes)
+        while notation.inner and bracket and not (yield from _value_ends(scan, bracket, quote)):
+            write(json_escaped(notation.inner))
+            yield from read_string(scan, write, quote, notation.escapes)
         write('"')
         return
     word = yield from scan.run(SCALAR, MAX_SCALAR)
     if word not in notation.words and not NUMBER.fullmatch(word):
         raise MalformedText
     write(notation.words.get(word, word))
+
+
+def _value_ends(scan: Scanner, bracket: Bracket, quote: str) -> Steps[bool]:
+    """Returns whether a value can end here: before the closing bracket, or a comma and the next key or value."""
+    size = MAX_NAME + len(quote) + 8  # of a key with the comma before it; one character more at a time
+    for ahead in range(1, size):
+        text = yield from scan.peek(ahead)
+        found = text.lstrip()
+        if len(text) < ahead:
+            return True  # the text has ended
+        if not found:
+            continue
+        if found[0] != ",":
+            return found[0] == bracket.close
+        found = found[1:].lstrip()
+        if not found or quote.startswith(found):
+            continue
+        if found[0] == bracket.close or not bracket.pair:
+            return found.startswith(quote) or found[0] in "]{[-0123456789tfn"
+        if not WORD.fullmatch(found.rstrip()):
+            return found.endswith(bracket.pair) and bool(WORD.fullmatch(found[:-1].rstrip()))
+    return False
 
 
 def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps[None]:
@@ -168,13 +195,14 @@ def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps
         elif scan.ends_within_marker((quote,)):
             raise MalformedText
         elif escapes and (yield from scan.peek(1)) == "\\":
-            yield from _escape(scan, write)
+            yield from read_escape(scan, write)
         else:
             write(json_escaped(scan.take(1)))
+    scan.starved = True
     raise MalformedText
 
 
-def _escape(scan: Scanner, write: Write) -> Steps[None]:
+def read_escape(scan: Scanner, write: Write) -> Steps[None]:
     """A backslash and what it says: JSON's and Python's. One that says nothing stands for itself."""
     kind = (yield from scan.peek(2))[1:]
     digits = DIGITS.get(kind, 0)

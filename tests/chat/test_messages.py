@@ -133,9 +133,6 @@ def test_arguments_of_a_tool_call_may_be_json_text(tokenizer):
     (data,) = render_chats(tokenizer, chat({"a": 1}), chat_template=CHATML)
     assert text == data
     assert '"a": 1' in text.text
-    where = r"messages\[1\].tool_calls\[0\].function.arguments"
-    with pytest.raises(ValueError, match=where + " is no JSON .* leave out a call that was cut off"):
-        render_chats(tokenizer, chat("{"))
 
 
 def test_several_conversations_in_order(tokenizer):

@@ -6,11 +6,11 @@ import pytest
 
 from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, marker_ids
 from quintet.chat.tool_choice import MAX_TOOLS, ToolChoice, forced_grammar, read_tools, strict_grammar
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, CallBegin, Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.config import ServerConfig
 from quintet.server.http.cooperative import CooperativeWork
-from quintet.server.http.openai.messages import delta_of, message_of, parse_all
+from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
 from tests.server.fakes import bundled_tokenizer
 
 HERMES, THINK = TOOL_PARSERS.get("hermes"), REASONING_PARSERS.get("think")
@@ -20,7 +20,7 @@ TEXT = f"<think>Hm.</think>Well: {CALL}{CALL.replace('f', 'g', 1)}"
 
 
 async def whole(text: str, listening: OutputFormat = LISTENING) -> tuple[Any, str | None]:
-    speech = OutputParser(listening)
+    speech = OutputParser(listening, whole=True)
     return message_of(await parse_all(speech, text, CooperativeWork())), speech.finish_reason_of("stop")
 
 
@@ -28,8 +28,9 @@ async def whole(text: str, listening: OutputFormat = LISTENING) -> tuple[Any, st
 async def test_deltas_add_up_to_the_message(step: int) -> None:
     message, reason = await whole(TEXT)
     speech = OutputParser(LISTENING)
-    deltas = [delta_of(speech.feed(TEXT[at : at + step], ended=False)) for at in range(0, len(TEXT), step)]
-    deltas.append(delta_of(speech.feed("", ended=True)))
+    pieces = [TEXT[at : at + step] for at in range(0, len(TEXT), step)]
+    deltas = [delta for piece in pieces for delta in deltas_of(speech.feed(piece, ended=False))]
+    deltas += deltas_of(speech.feed("", ended=True))
     assert "".join(each.content for each in deltas if isinstance(each.content, str)) == message.content == "Well:"
     assert "".join(each.reasoning for each in deltas if isinstance(each.reasoning, str)) == message.reasoning == "Hm."
     parts = [part for each in deltas if isinstance(each.tool_calls, list) for part in each.tool_calls]
@@ -44,9 +45,14 @@ async def test_deltas_add_up_to_the_message(step: int) -> None:
     assert reason == speech.finish_reason_of("stop") == "tool_calls"
 
 
-async def test_a_call_that_broke_is_no_reason() -> None:
-    message, reason = await whole('<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>')
-    assert reason == "stop" and message.tool_calls[0].function.arguments == '{"a": 1'
+async def test_a_call_that_broke_is_no_call() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>'
+    message, reason = await whole(broken)
+    assert reason == "stop" and not message.tool_calls and message.content == broken
+    speech = OutputParser(LISTENING)
+    begun = speech.feed(broken, ended=True)[0]  # in a stream it has been sent
+    assert isinstance(begun, CallBegin) and begun.name == "f"
+    assert speech.finish_reason_of("stop") == "stop"
 
 
 async def test_without_parallel_calls_the_first_alone_is_told() -> None:

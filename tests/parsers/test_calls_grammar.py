@@ -70,13 +70,13 @@ class Walker:
         return texts
 
     def _walk(self, matcher: Any, chance: random.Random) -> list[int] | None:
-        """Token ids; None if it came to no end. The end is taken wherever it is allowed, mostly."""
+        """Token ids; None if it came to no end. The end is often taken where it is allowed."""
         ids: list[int] = []
         end = self.vocabulary.eos_token
         while len(ids) < LIMIT:
             mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(self._closes)])
-            if end in allowed and (len(allowed) == 1 or chance.random() < 0.5):
+            if end in allowed and (len(allowed) == 1 or chance.random() < 0.3):
                 return ids
             closing = allowed[self._closes[allowed]]  # more often than by chance: else few walks would end
             token = int(chance.choice(closing if len(closing) and chance.random() < 0.5 else allowed))

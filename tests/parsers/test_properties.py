@@ -68,5 +68,7 @@ def test_what_stands_around_calls_is_content(name: str, before: str, after: str)
     if name in ("xlam", "json", "llama3_json", "pythonic"):
         before = ""
     found = parse(before + EVERYTHING[name] + after, TOOL_PARSERS.get(name), None, TOOLS)
-    assert found.content == before.rstrip() + after.lstrip()
+    space = before[len(before.rstrip()) :] or after[: len(after) - len(after.lstrip())]
+    around = before.rstrip(), after.lstrip()
+    assert found.content == (space if all(around) else "").join(around)
     assert len(found.calls) == len(CASES["everything"])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from quintet.chat.history import arguments_of
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
@@ -94,11 +95,11 @@ def _read_thinking(block: Block, where: str) -> Block:
 
 def _read_use(block: Block, where: str) -> Block:
     refuse_fields(block, ("type", "id", "name", "input", "cache_control", "caller"), where)
-    given = block.get("input")
-    if not isinstance(given, dict):
+    given = block.get("input")  # proxies send text that was cut off
+    if not isinstance(given, dict | list | str | None):
         raise ParameterError(f"{where}.input", f"must be an object, not {kind_of(given)}")
     name, call = text_of(block.get("name"), f"{where}.name"), text_of(block.get("id"), f"{where}.id")
-    return {"type": "tool_use", "id": call, "name": name, "input": given}
+    return {"type": "tool_use", "id": call, "name": name, "input": arguments_of(given)}
 
 
 def _read_result(block: Block, where: str) -> Block:

@@ -1,12 +1,14 @@
 """Builds a message from engine outputs: the message object, or its stream events."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import pydantic_core
 from msgspec import UNSET
 
-from quintet.chat.output_parser import OutputParser
+from quintet.chat.output_parser import OutputParser, is_cut_off
 from quintet.outputs import RequestOutput
 from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
 from quintet.server.http.anthropic.protocol import (
@@ -45,7 +47,9 @@ class AnthropicReply:
     async def message(self, output: RequestOutput) -> MessageAnswer:
         """Returns the message of a non-streamed answer, from its only output."""
         self._note(output)
-        answer = self._answer(blocks_of(await parse_all(self._speech, output.outputs[0].text, self._turns)))
+        [last] = output.outputs
+        events = await parse_all(self._speech, last.text, self._turns, is_cut_off(last))
+        answer = self._answer(blocks_of(events))
         answer.stop_reason, answer.stop_sequence = self._stop()
         answer.context_management = self._edited
         return answer
@@ -58,7 +62,7 @@ class AnthropicReply:
             self._begun = True
             made = event({"type": "message_start", "message": self._answer([])}, "message_start")
         last = output.outputs[0]
-        heard = self._speech.feed(last.text, last.finish_reason is not None)
+        heard = self._speech.feed(last.text, last.finish_reason is not None, is_cut_off(last))
         return made + b"".join(part for each in heard for part in self._told(each))
 
     def end(self) -> bytes:
@@ -141,10 +145,14 @@ def blocks_of(events: Sequence[Event]) -> list[Block]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Decodes the arguments; empty if the JSON is incomplete."""
+    """Decodes the arguments. Of a call that was cut off it has the complete members, as in a stream that Anthropic's
+    clients add up."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.DecodeError:
+        with contextlib.suppress(ValueError):
+            members: dict[str, Any] = pydantic_core.from_json(arguments, allow_partial=True)
+            return members
         return {}
 
 

@@ -79,7 +79,7 @@ async def create_message(http: HttpRequest) -> Response:
         f"msg_{tally.request_id}",
         body,
         body.model or service.model_names[0],
-        OutputParser(prepared.output_format),
+        OutputParser(prepared.output_format, whole=not body.stream),
         service.cooperative,
     )
     if body.stream:

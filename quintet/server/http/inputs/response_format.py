@@ -16,12 +16,17 @@ _SCHEMA_KEYS = ("name", "schema", "strict", "description")  # keys beside a sche
 
 def format_of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
     """Returns the structured output of a body, and the name of its field."""
-    wanted = read_format(body.response_format, "response_format")
-    if body.structured_outputs is None:
-        return wanted, "response_format"
+    return structured_output_of(body.response_format, "response_format", body.structured_outputs)
+
+
+def structured_output_of(given: Any, where: str, structured: Any) -> tuple[StructuredOutputsParams | None, str]:
+    """Returns the structured output of the field `where` or of structured_outputs, and the field's name."""
+    wanted = read_format(given, where)
+    if structured is None:
+        return wanted, where
     if wanted is not None:
-        raise ParameterError("response_format", "says what structured_outputs says, too; leave one of them out")
-    return _structured_params(body.structured_outputs, "structured_outputs"), "structured_outputs"
+        raise ParameterError(where, "says what structured_outputs says, too; leave one of them out")
+    return _structured_params(structured, "structured_outputs"), "structured_outputs"
 
 
 def read_format(given: Any, where: str) -> StructuredOutputsParams | None:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.chat.output_parser import OutputParser
+from quintet.chat.output_parser import OutputParser, is_cut_off
 from quintet.chat.prepare import ChatInput, FieldNames, PreparedChat, prepare
 from quintet.chat.reasoning_effort import read_effort, read_thinking
 from quintet.chat.tool_choice import read_tools
@@ -31,7 +31,7 @@ from quintet.server.http.openai.chat_protocol import (
     Delta,
 )
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
-from quintet.server.http.openai.messages import delta_of, message_of, parse_all
+from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
@@ -104,7 +104,7 @@ class _ChatAnswer:
         self._listening, self._turns = listening, service.cooperative
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
         self._blank = "" if listening.tool is None else UNSET
-        self._output_parsers = [OutputParser(listening) for _ in range(params.n)]
+        self._output_parsers = [OutputParser(listening, whole=not body.stream) for _ in range(params.n)]
         self._head = AnswerHead.for_answer(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
@@ -131,7 +131,7 @@ class _ChatAnswer:
             index=each.index,
             message=AnswerMessage(each.text)
             if self._listening.plain
-            else message_of(await parse_all(speech, each.text, self._turns)),
+            else message_of(await parse_all(speech, each.text, self._turns, is_cut_off(each))),
             finish_reason=speech.finish_reason_of(each.finish_reason),
             stop_reason=each.stop_reason,
         )
@@ -171,22 +171,25 @@ class _ChatAnswer:
             if steady:
                 chunk.usage = self._usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
-                chunk.choices = [await self._part(each)]
-                chunk.kv_transfer_params = (each.finish_reason and output.kv_transfer_params) or UNSET
-                yield event(chunk)
+                parts = await self._parts(each)
+                for part in parts:
+                    chunk.choices = [part]
+                    ended = each.finish_reason and part is parts[-1]
+                    chunk.kv_transfer_params = (ended and output.kv_transfer_params) or UNSET
+                    yield event(chunk)
         if usage:
             yield event(ChatChunk(choices=[], usage=self._usage(), **self._head))
         yield DONE
 
-    async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
-        speech, ended = self._output_parsers[each.index], each.finish_reason is not None
-        delta = (
-            Delta(content=each.text) if self._listening.plain else delta_of(speech.feed(each.text, ended), self._blank)
-        )
-        choice = ChatChunkChoice(
-            index=each.index, delta=delta, finish_reason=speech.finish_reason_of(each.finish_reason)
-        )
+    async def _parts(self, each: CompletionOutput) -> list[ChatChunkChoice]:
+        """One for each change between reasoning, content and calls; tokens are in the first, the end in the last."""
+        speech, deltas = self._output_parsers[each.index], [Delta(content=each.text)]
+        if not self._listening.plain:
+            events = speech.feed(each.text, each.finish_reason is not None, is_cut_off(each))
+            deltas = deltas_of(events, self._blank)
+        choices = [ChatChunkChoice(index=each.index, delta=delta) for delta in deltas]
+        choices[-1].finish_reason = speech.finish_reason_of(each.finish_reason)
         if each.finish_reason is not None:
-            choice.stop_reason = each.stop_reason
-        await self._add_tokens(choice, each)
-        return choice
+            choices[-1].stop_reason = each.stop_reason
+        await self._add_tokens(choices[0], each)
+        return choices

@@ -1,6 +1,7 @@
 """Parsed events of an answer as chat messages and deltas."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
@@ -10,29 +11,34 @@ from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning,
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.openai.chat_protocol import AnswerMessage, CallPart, Delta, FunctionPart
 
+_CHANNELS: dict[type, str] = {Reasoning: "reasoning", Content: "content"}  # all other events are of calls
 _CHARACTERS_PER_PIECE = 2048  # characters: some milliseconds, and 10 of the worst
 
 
-async def parse_all(speech: OutputParser, text: str, turns: CooperativeWork) -> list[Event]:
-    """Returns the events that Speech.hear finds in a whole answer, a stretch in each turn."""
+async def parse_all(speech: OutputParser, text: str, turns: CooperativeWork, cut: bool = False) -> list[Event]:
+    """Returns the events that OutputParser.feed finds in a whole answer, a stretch in each turn."""
     stretches = [text[start : start + _CHARACTERS_PER_PIECE] for start in range(0, len(text), _CHARACTERS_PER_PIECE)]
     heard = await turns.run_all(functools.partial(speech.feed, each, ended=False) for each in stretches)
-    return [event for events in heard for event in events] + speech.feed("", ended=True)
+    return [event for events in heard for event in events] + speech.feed("", ended=True, cut=cut)
 
 
-def delta_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> Delta:
-    """A chunk's, as chats have it. `blank`: the content where all is held back."""
+def deltas_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> list[Delta]:
+    """Returns deltas for chunks in order, each of reasoning, content or calls. `blank`: the content where there is none
+    of these."""
+    groups = [list(group) for _, group in itertools.groupby(events, lambda event: _CHANNELS.get(type(event)))]
+    return [delta for group in groups if (delta := _delta(group))] or [Delta(content=blank)]
+
+
+def _delta(events: Sequence[Event]) -> Delta | None:
+    """Returns the delta of events of one channel; None if they say nothing."""
     text = "".join(event.text for event in events if isinstance(event, Content))
     thought = "".join(event.text for event in events if isinstance(event, Reasoning))
     calls = _parts(events)
-    delta = Delta()
-    if text or not (thought or calls):
-        delta.content = text or blank
+    if text:
+        return Delta(content=text)
     if thought:
-        delta.reasoning = delta.reasoning_content = thought
-    if calls:
-        delta.tool_calls = calls
-    return delta
+        return Delta(reasoning=thought, reasoning_content=thought)
+    return Delta(tool_calls=calls) if calls else None
 
 
 def message_of(events: Sequence[Event]) -> AnswerMessage:

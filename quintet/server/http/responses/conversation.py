@@ -18,7 +18,7 @@ from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
 from quintet.server.http.inputs.prompts import run_in_thread
-from quintet.server.http.inputs.response_format import read_format
+from quintet.server.http.inputs.response_format import structured_output_of
 from quintet.server.http.inputs.sampling_params import checked_params
 from quintet.server.http.responses.input_items import read_input
 from quintet.server.http.responses.item_references import ItemReferences, without_logprobs
@@ -140,16 +140,19 @@ def _chat_input(
     tool_choice: ToolChoice,
 ) -> ChatInput:
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    form = "text.format" if getattr(body, "structured_outputs", None) is None else "structured_outputs"
     tools = template_tools(service, [nested(each) for each in served.functions or ()], tool_choice)
     return ChatInput(
         messages=[*head, *conversation.messages],
         options=ChatOptions(tools=tools, chat_template_kwargs=body.chat_template_kwargs),
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        thinking=ReasoningSettings().with_effort((body.reasoning or {}).get("effort")),
+        thinking=ReasoningSettings(visible=getattr(body, "include_reasoning", None) is not False).with_effort(
+            (body.reasoning or {}).get("effort")
+        ),
         cache_salt=body.cache_salt if isinstance(body, CreateResponse) else None,
         size=conversation.size,
-        names=FieldNames("input", "text.format", served.positions, _REMEDY),
+        names=FieldNames("input", form, served.positions, _REMEDY),
     )
 
 
@@ -187,7 +190,8 @@ def _params(service: AppState, body: CreateResponse) -> SamplingParams:
         fields["logprobs"] = body.top_logprobs or 0
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream or body.background else RequestOutputKind.FINAL_ONLY
     params = checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
-    params.structured_outputs = read_format((body.text or {}).get("format"), "text.format")
+    wanted = (body.text or {}).get("format")
+    params.structured_outputs, _ = structured_output_of(wanted, "text.format", body.structured_outputs)
     return params
 
 

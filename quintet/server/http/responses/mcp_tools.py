@@ -1,6 +1,7 @@
 """Tools of type mcp: a request names one of the operator's tool servers; its tools become functions for the model."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.responses.mcp_items import ToolList
+from quintet.server.http.responses.tools import leaves_out
 from quintet.server.mcp.server import ServedTool, ToolServer, ToolServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ async def resolve_tools(service: AppState, tools: Sequence[Any] | None) -> Serve
     places: dict[str, int] = {}
     servers: dict[str, ToolServer] = {}
     for place, each in enumerate(tools or ()):
+        if place not in found and leaves_out(each, f"tools[{place}]"):
+            continue
         made = [_function(tool) for tool in found[place][1].tools] if place in found else [each]
         functions += made
         places.update((one["name"], place) for one in made if _has_name(one))
@@ -76,7 +80,9 @@ def choice_of(choice: Any, served: ServedTools) -> Any:
     """Returns `tool_choice` with mcp tools replaced by the functions that the model sees."""
     if not _is_mcp_tool(choice):
         if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
-            return {**choice, "tools": [tool for each in choice["tools"] for tool in _named(each, served)]}
+            tools = [tool for each in choice["tools"] for tool in _named(each, served)]
+            left = [not leaves_out(tool, f"tool_choice.tools[{place}]") for place, tool in enumerate(tools)]
+            return {**choice, "tools": list(itertools.compress(tools, left))}
         return choice
     names = _named(choice, served)
     return names[0] if "name" in choice else {"type": "allowed_tools", "mode": "required", "tools": names}

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from quintet.chat.history import arguments_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.responses.mcp_approvals import approvals_as_calls
 from quintet.server.http.responses.protocol import Item
@@ -87,8 +86,8 @@ def _drop_empty_content(message: Message) -> Message:
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = msgspec.json.decode(item["arguments"] or "{}")
-    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+    function = {"name": item["name"], "arguments": arguments_of(item["arguments"])}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

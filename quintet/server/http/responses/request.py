@@ -39,7 +39,15 @@ _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
 _SUMMARIES = ("auto", "concise", "detailed")
 
-_SHARED = (*SAMPLING, "model", "stream", "user", "priority", "cache_salt")  # with other completions
+_SHARED = (
+    *SAMPLING,
+    "model",
+    "stream",
+    "user",
+    "priority",
+    "cache_salt",
+    "structured_outputs",
+)  # with other completions
 _fields: Any = {name: (SamplingBody.model_fields[name].annotation, SamplingBody.model_fields[name]) for name in _SHARED}
 _Shared: Any = create_model("_Shared", __base__=Body, **_fields)
 
@@ -86,6 +94,7 @@ class CreateResponse(_Shared):
     reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
         None, description='{"effort": ...}, if the chat template has a setting for it; a summary is never made'
     )
+    include_reasoning: bool | None = Field(None, description="false: without items of reasoning")
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True,
         description='functions that the model may call: {"type": "function", "name": ..., "parameters": ...}; and tool '

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quintet.chat.output_parser import OutputParser
+from quintet.chat.output_parser import OutputParser, is_cut_off
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers import Content, Event
 from quintet.server.http.cooperative import CooperativeWork
@@ -125,7 +125,7 @@ class ResponseReply:
         if self._speech.output_format.plain:
             return [Content(text)] if text else []
         if ended:  # may be a whole long answer: parse in pieces
-            return await parse_all(self._speech, text, self._turns)
+            return await parse_all(self._speech, text, self._turns, is_cut_off(completion))
         return self._speech.feed(text, ended)
 
     def _usage(self) -> ResponseUsage:

@@ -21,14 +21,12 @@ _STATUS = ("in_progress", "completed", "incomplete")
 
 
 def read_call(item: Mapping[str, Any], where: str) -> Item:
-    """Reads a function_call; does not check arguments of an incomplete one. Raises ParameterError, as the others do."""
+    """Reads a function_call; its arguments may be broken. Raises ParameterError, as the others do."""
     check_fields(item, where, _CALL)
     name, status = text_of(item.get("name"), f"{where}.name"), _status(item, where)
     if not 1 <= len(name) <= MAX_NAME:
         raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
-    arguments = text_of(item.get("arguments"), f"{where}.arguments")
-    if status != "incomplete":
-        check_arguments(arguments, f"{where}.arguments")
+    arguments = read_arguments(item, where)
     call_id = text_of(item.get("call_id"), f"{where}.call_id")
     return {
         "id": f"fc_{new_id()}",
@@ -38,6 +36,12 @@ def read_call(item: Mapping[str, Any], where: str) -> Item:
         "name": name,
         "arguments": arguments,
     }
+
+
+def read_arguments(item: Mapping[str, Any], where: str) -> str:
+    """Reads the text of arguments, of whatever form: it may have been cut off, or may not be there."""
+    arguments = item.get("arguments")
+    return "" if arguments is None else text_of(arguments, f"{where}.arguments")
 
 
 def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], Any]) -> Item:
@@ -82,9 +86,7 @@ def read_mcp_call(item: Mapping[str, Any], where: str) -> Item:
     check_fields(item, where, _MCP_CALL)
     status = item.get("status")
     status = "completed" if status is None else one_of(status, f"{where}.status", (*_STATUS, "failed", "calling"))
-    arguments = text_of(item.get("arguments"), f"{where}.arguments")
-    if status in ("completed", "failed"):
-        check_arguments(arguments, f"{where}.arguments")
+    arguments = read_arguments(item, where)
     error = item.get("error")
     if not isinstance(error, dict | str | None):
         raise ParameterError(f"{where}.error", f"must be an object, not {kind_of(error)}")

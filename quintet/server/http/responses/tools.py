@@ -5,8 +5,10 @@ from typing import Any
 
 from quintet.chat.tool_choice import ToolChoice, allowed_tools, distinct, name_of, of_mode, tool_of
 from quintet.chat.validation import kind_of, one_of, refuse_fields, text_of
+from quintet.common.unknown_fields import report_unknown
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
+from quintet.server.http.errors import ApiError
 
 _FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # fields of a function -> accepted no-op values
@@ -52,9 +54,20 @@ def read_tools(tools: Any, choice: Any) -> ToolChoice:
     return ToolChoice(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
 
 
+def leaves_out(tool: Any, where: str) -> bool:
+    """Returns whether the tool is of a kind that is not served, and is left out: a header of the answer then names it.
+    With --strict-requests none is: it is refused with a reason where tools are read."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    try:
+        return isinstance(kind, str) and _built_in(kind) is not None and report_unknown(where, [kind], ())
+    except ApiError:
+        return False
+
+
 def response_tools(tools: Any) -> list[dict[str, Any]]:
-    """Returns the tools for the response object: clients require each of these fields."""
-    return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
+    """Returns the served tools for the response object: clients require each of these fields."""
+    served = [each for each in tools or () if _built_in(each["type"]) in (None, "mcp")]
+    return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in served]
 
 
 def nested(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,9 +99,14 @@ def _name(given: Any, where: str, there: Collection[str]) -> str:
     return name_of(given, where, there)
 
 
+def _built_in(kind: str) -> str | None:
+    """Returns the name of a kind of tool that is no function, without the date that its version may have."""
+    return next((name for name in _BUILT_IN if kind == name or kind.startswith(f"{name}_20")), None)
+
+
 def _check_type(given: Any, where: str, known: Collection[str]) -> str:
     kind = text_of(given, where)
-    built_in = next((name for name in _BUILT_IN if kind == name or kind.startswith(f"{name}_20")), None)  # or a date
+    built_in = _built_in(kind)
     if built_in is not None:
         raise ParameterError(where, f"{kind[:80]!r} is not served: {_BUILT_IN[built_in]}")
     return one_of(kind, where, known)

@@ -222,9 +222,7 @@ def test_a_call_that_is_cut_off_is_no_reason_to_act(server: Server) -> None:
     [call] = answer["message"]["tool_calls"]
     assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
     back = [*PARIS, answer["message"], {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
-    error = chat(server, back, tools=[WEATHER]).json()["error"]
-    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
-    assert "leave out a call that was cut off" in error["message"]
+    assert choice(chat(server, back, tools=[WEATHER]))["finish_reason"] == "stop"  # a history is taken as it is
 
 
 @pytest.mark.parametrize(("fields", "blamed", "why"), REFUSED)

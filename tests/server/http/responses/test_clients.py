@@ -96,8 +96,9 @@ def test_errors(live: Live, client: openai.OpenAI) -> None:
         client.responses.create(model="nothing", input="Hi")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="run it yourself") as refused:
-        client.responses.create(model=MODEL, input="Hi", tools=[{"type": "web_search"}])
-    assert refused.value.param == "tools[0].type"
+        tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+        client.responses.create(model=MODEL, input="Hi", tools=[tool], tool_choice={"type": "web_search_preview"})
+    assert refused.value.param == "tool_choice.type"
     with pytest.raises(openai.NotFoundError, match="API process w1"):
         client.responses.retrieve("resp_w1_" + "0" * 48)
     with pytest.raises(openai.AuthenticationError):
