@@ -65,6 +65,13 @@ def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], A
     return thaw(json.loads(json.dumps(freeze(changed))))
 
 
+def is_known_type(kind: Any) -> bool:
+    """Returns whether transformers has a config class for a model_type."""
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
+
+
 def digest(kind: str, raw: Mapping[str, Any]) -> str:
     parts = [kind.encode(), json.dumps(raw, sort_keys=True).encode()]
     return readings.digest("config", [*parts, version()] if kind in LEGACY_ADAPTERS else parts)

@@ -10,10 +10,11 @@ from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import EngineConfig
 from quintet.hub.config_checks import check_entries, check_shape
-from quintet.hub.hf_config import Overrides, transformers_config
+from quintet.hub.hf_config import Overrides, is_known_type, transformers_config
 from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
 from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_model_config
+from quintet.hub.wrappers import text_model_type
 from quintet.models import added_for, families
 
 logger = logging.getLogger(__name__)
@@ -50,15 +51,10 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         return ""
     if isinstance(architectures, list) and added_for(kind, architectures):
         return ""
-    if not _is_known_type(kind) and not raw.get("auto_map"):
+    text = text_model_type(kind, raw, place / "config.json")
+    if text in families() or text in own or (not is_known_type(kind) and not raw.get("auto_map")):
         return ""
-    return f"model_impl transformers: quintet has no file for model type {kind!r}, and transformers' own code runs"
-
-
-def _is_known_type(kind: Any) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    return isinstance(kind, str) and kind in CONFIG_MAPPING
+    return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 
 def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
@@ -69,7 +65,7 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
     check_entries(entries, "hf_overrides")
     code = raw.get("auto_map")
     kind = entries.get("model_type", raw.get("model_type"))
-    if code and not trusted and not _is_known_type(kind):
+    if code and not trusted and not is_known_type(kind):
         raise ValueError(
             f"{file}: the code of model type {kind!r} comes with the model (auto_map), and none of it was run. "
             "trust_remote_code=True (--trust-remote-code) runs it: it can then do whatever you can; read it first"

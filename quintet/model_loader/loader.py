@@ -24,6 +24,8 @@ from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader import sharded_state as sharded
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mmap_release import MappedFiles
+from quintet.model_loader.text_names import text_names
+from quintet.model_loader.tied_head import WEIGHT, equals_embedding
 from quintet.model_loader.weight_files import WeightFiles, format_names, weights_of_folder
 from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
 
@@ -268,12 +270,22 @@ class Checkpoint:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored_tensors]
         self._ignored_suffixes, self._other_stage_tensors = model.ignored_suffixes, model.other_stage_tensors
         self._where: dict[str, TensorEntry] = {}
+        self._has_head = hasattr(model, "lm_head")
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
         self._where = dict(model.gathered(self._where))
         self._mapped = MappedFiles(weights_of_folder(folder).files())
+
+    def _check_head(self, surplus: list[str]) -> None:
+        """ValueError if the files have a head of their own, and the model shares its token embedding's weight."""
+        tensors = {name: _stored(entry) for name, entry in self._where.items()}
+        if self._has_head and WEIGHT in surplus and not equals_embedding(tensors):
+            raise ValueError(
+                f"{self._folder} holds an {WEIGHT} that differs from the token embedding, and the model was built with "
+                "one weight for both; load it anew as a model of its own"
+            )
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]:
@@ -288,6 +300,7 @@ class Checkpoint:
             sorted(set(self._where) - set(needed) - self._other_stage_tensors),
         )
         self._check_quantized(missing, surplus)
+        self._check_head(surplus)
         if missing:
             raise ValueError(
                 f"{self._folder} lacks {format_names(missing)}, which the model's config.json asks for; "
@@ -349,11 +362,12 @@ class Checkpoint:
 
 def tensors_of(folder: Path | WeightFiles, family: type[ModelBase]) -> dict[str, StoredTensor]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
-    found = {}
-    for name, entry in _index(folder, family):
-        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = StoredTensor(entry.shape, dtypes, name=entry.name, read=entry.tensor)
-    return found
+    return {name: _stored(entry) for name, entry in _index(folder, family)}
+
+
+def _stored(entry: Any) -> StoredTensor:
+    dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+    return StoredTensor(entry.shape, dtypes, name=entry.name, read=entry.tensor)
 
 
 def check_counts(folder: Path | WeightFiles, family: type[ModelBase], config: Any) -> None:
@@ -379,11 +393,15 @@ def _index(folder: Path | WeightFiles, model: ModelBase | type[ModelBase]) -> It
     if weights.folder.is_file():
         yield from gguf_source.entries(weights.folder)
         return
-    for file, handle in weights.open_files():
+    opened = list(weights.open_files())
+    text_name = text_names(name for _, handle in opened for name in handle.keys())
+    for file, handle in opened:
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
-            own = model.canonical(weights.module_name(name))
+            if (known := text_name(name)) is None:
+                continue
+            own = model.canonical(weights.module_name(known))
             several = model.unstacked(own, handle.get_slice(name).get_shape())
             if several:
                 yield from ((each, TensorEntry(handle, name, at)) for each, at in several.items())

@@ -23,12 +23,13 @@ class Unsupported(ValueError):
         super().__init__(f"model type {config.model_type!r} cannot run through the Transformers backend: {why}")
 
 
-def constructed(config: Any, dtype: torch.dtype, length: int) -> nn.Module:
+def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool) -> nn.Module:
     """The causal model of a transformers config; parameters are on the meta device, buffers as transformers computes
-    them for requests of up to `length` tokens. Unserved says why not."""
+    them for requests of up to `length` tokens. `tied`: its head is its embedding. Unsupported if it cannot run."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
+    config.tie_word_embeddings = tied
     trusted = bool(getattr(config, "runs_own_code", False))
     _check_config(config)
     if not trusted:

@@ -28,7 +28,7 @@ class TransformersForCausalLM(ModelBase):
         super().__init__()
         if build.requested_outputs.aux_hidden_states:
             raise Unsupported(config, "outputs of single layers are not given")
-        theirs = constructed(config, build.dtype, build.max_model_len)
+        theirs = constructed(config, build.dtype, build.max_model_len, build.ties_head(config))
         trace, self._names = traced(theirs, build.max_model_len), WeightNames(theirs)
         self._running, self._wanted, self._ops = Running(), build.requested_outputs, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
