@@ -321,6 +321,8 @@ def load_generation_config(
     file, entries = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not entries and file.is_file():
         entries = read_object(file)
+        text = entries.get("text_config")
+        entries = {**(text if isinstance(text, dict) else {}), **entries}
     return {**defaults, "eos_token_id": _eos_ids(entries.get("eos_token_id"), file)}
 
 

@@ -9,6 +9,7 @@ from quintet.model_loader.weight_files import WeightFiles, format_names
 # what wrappers put around the names of their text model; behind "model." comes its trunk, without a head
 _WRAPPED = re.compile(r"(?:thinker\.)?(?P<trunk>model\.)?(?:language_model|text_model|llm)\.(?P<name>.+)")
 _TRUNK = re.compile(r"(layers|embed_tokens|norm|embed_tokens_per_layer|embedding_norm)\.")  # without "model."
+_LAYERS = re.compile(r"model\.(blocks|encoder\.layers)\.")  # transformers 5.23 saves layers of some under these names
 _HEAD = re.compile(r"(?:thinker\.)?(?P<name>(lm_head|score|classifier|v_head|value_head|rank_head)\..+)")
 # beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
 _TOWER = re.compile(
@@ -36,8 +37,9 @@ def _unwrapped(name: str) -> str | None:
     match = _WRAPPED.fullmatch(name) or _HEAD.fullmatch(name)
     if match is None:
         return None
-    own = match["name"]
-    return f"model.{own}" if _TRUNK.match(own) else own
+    own = _LAYERS.sub("model.layers.", match["name"])
+    is_trunk = match.groupdict().get("trunk") and not own.startswith(("model.", "lm_head."))
+    return f"model.{own}" if is_trunk or _TRUNK.match(own) else own
 
 
 def _without_towers(name: str) -> str | None:
