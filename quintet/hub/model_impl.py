@@ -17,6 +17,8 @@ from quintet.hub.resolve import load_model_config
 from quintet.hub.wrappers import text_model_type
 from quintet.models import added_for, families
 
+# a switch of transformers' configs: an entry that differs between layers may be read
+PER_LAYER = "allow_global_per_layer_attribute_access"
 logger = logging.getLogger(__name__)
 
 
@@ -64,6 +66,10 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
     entries = {} if callable(overrides) else overrides or {}
     check_entries(entries, "hf_overrides")
     code = raw.get("auto_map")
+    if code is not None and not isinstance(code, Mapping):
+        raise ValueError(
+            f"{file}: auto_map is {type(code).__name__}, not an object; correct it, or fetch the model anew"
+        )
     kind = entries.get("model_type", raw.get("model_type"))
     if code and not trusted and not is_known_type(kind):
         raise ValueError(
@@ -72,6 +78,9 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
         )
     config = _by_code(file, raw, entries) if code and trusted else _by_transformers(kind, raw, entries, file)
     config = overrides(config) if callable(overrides) else config
+    for part in (config, config.get_text_config()):  # layers are traced one by one, whatever an entry is for most
+        if hasattr(part, PER_LAYER):
+            setattr(part, PER_LAYER, True)
     config.runs_own_code = bool(code and trusted)  # whatever the file says under this name
     if not config.runs_own_code:
         vars(config).pop("auto_map", None)

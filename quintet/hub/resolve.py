@@ -258,7 +258,8 @@ def load_model_config(path: Path, overrides: Overrides = None, pooling: bool = F
     overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
-        raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
+        found = "names no model_type" if kind is None else f"has model_type {reprlib.repr(kind)}, which is no name"
+        raise ValueError(f"{file} {found}; supported: {', '.join(families())}")
     raw = text_entries(kind, raw)
     kind = overrides.get("model_type", raw["model_type"])
     architectures = {**raw, **overrides}.get("architectures")

@@ -38,7 +38,9 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the text config of a wrapper, if a family here computes it."""
     parts = [raw[name] for name in TEXT_PARTS if isinstance(raw.get(name), Mapping)]
     known = {*families(), *EQUIVALENT_TYPES}
-    return next((part for part in parts if isinstance(part.get("model_type"), str) and part["model_type"] in known), None)
+    return next(
+        (part for part in parts if isinstance(part.get("model_type"), str) and part["model_type"] in known), None
+    )
 
 
 def _architectures(raw: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ class BuildContext:
 
     def ties_head(self, config: Any) -> bool:
         """Returns whether the head of a model is its token embedding."""
-        return bool(config.tie_word_embeddings) if self.tied_head is None else self.tied_head
+        return bool(getattr(config, "tie_word_embeddings", False)) if self.tied_head is None else self.tied_head
 
     @property
     def rank(self) -> int:

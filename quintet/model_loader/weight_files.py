@@ -43,7 +43,11 @@ DECODER_PREFIXES = (
     "norm.",
     "rotary_emb.",
 )  # beginnings of a decoder's tensors, saved by itself
-BESIDE = ("consolidated", "adapter_model", "optimizer")  # beginnings of files beside a model's: not its weights, or again
+BESIDE = (
+    "consolidated",
+    "adapter_model",
+    "optimizer",
+)  # beginnings of files beside a model's: not its weights, or again
 _SHARD = re.compile(r"(?P<naming>.+)-\d{5}-of-(?P<count>\d{5})")  # a file's name without its suffix
 AT_A_TIME = 2**24  # bytes that are read ahead
 

@@ -1,4 +1,4 @@
-"""Files of one naming are a model's weights, where a folder without an index holds others beside them (reports.md 19)."""
+"""Files of one naming are a model's weights, where a folder without an index holds others too (reports.md 19)."""
 
 from collections.abc import Callable
 from pathlib import Path
