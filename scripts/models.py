@@ -97,7 +97,8 @@ WRAPPED = {
 # what was asked for -> why it is not there
 LEFT_OUT = {
     "Gemma 4 (`gemma4_text`)": (
-        "its text runs through transformers' code; layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
+        "its text runs through transformers' code; layers that see all have wider heads than windowed ones, and it "
+        "has no file of Gemma 3n's parts yet"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
@@ -350,7 +351,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
-- A wrapper of several modalities: `canonical()` and `ignored_tensors` of `gemma3.py`.
+- The text model of a wrapper: its type, in `_ALIASES`; `model_loader/text_names.py` maps the names of all.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

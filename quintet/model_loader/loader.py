@@ -25,23 +25,10 @@ from quintet.model_loader import sharded_state as sharded
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
-from quintet.model_loader.tied_head import WEIGHT, equals_embedding
-from quintet.model_loader.weight_files import WeightFiles, format_names, weights_of_folder
+from quintet.model_loader.tied_head import WEIGHT, check_stored_head
+from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
 from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
 
-DTYPES = {  # safetensors' names
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
@@ -278,15 +265,6 @@ class Checkpoint:
         self._where = dict(model.gathered(self._where))
         self._mapped = MappedFiles(weights_of_folder(folder).files())
 
-    def _check_head(self, surplus: list[str]) -> None:
-        """ValueError if the files have a head of their own, and the model shares its token embedding's weight."""
-        tensors = {name: _stored(entry) for name, entry in self._where.items()}
-        if self._has_head and WEIGHT in surplus and not equals_embedding(tensors):
-            raise ValueError(
-                f"{self._folder} holds an {WEIGHT} that differs from the token embedding, and the model was built with "
-                "one weight for both; load it anew as a model of its own"
-            )
-
     @property
     def entries(self) -> Mapping[str, TensorEntry]:
         """Every tensor, by the modules' name."""
@@ -300,7 +278,8 @@ class Checkpoint:
             sorted(set(self._where) - set(needed) - self._other_stage_tensors),
         )
         self._check_quantized(missing, surplus)
-        self._check_head(surplus)
+        if self._has_head and WEIGHT in surplus:
+            check_stored_head(self._folder, {name: _stored(entry) for name, entry in self._where.items()})
         if missing:
             raise ValueError(
                 f"{self._folder} lacks {format_names(missing)}, which the model's config.json asks for; "

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from quintet.config import EngineConfig
 from quintet.model_loader.weight_files import WeightFiles, format_names
 
 # what wrappers put around the names of their text model; behind "model." comes its trunk, without a head
@@ -52,10 +53,17 @@ def _tower_of(name: str) -> str:
     return parts[0] if parts else name
 
 
-def describe_towers(family: str, weights: WeightFiles) -> list[str]:
-    """Describes the parts of a multimodal model's files that are not its text model; [] if there are none."""
+def describe_files(config: EngineConfig, family: str, weights: WeightFiles) -> list[str]:
+    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text."""
     if weights.folder.is_file():
         return []
+    if weights.load_format == "pt" and config.load_format == "auto":
+        only = f"weights: {weights.folder} has only what torch.save wrote; it is read without running what is in it"
+        return [only, *_describe_towers(family, weights)]
+    return _describe_towers(family, weights)
+
+
+def _describe_towers(family: str, weights: WeightFiles) -> list[str]:
     names = [name for _, handle in weights.open_files() for name in handle.keys()]
     text_name = text_names(names)
     towers = Counter(_tower_of(name) for name in names if text_name(name) is None)

@@ -1,5 +1,4 @@
-"""Tied heads by a model's files: a head of its own that differs from the token embedding counts, whatever config.json
-has for tie_word_embeddings."""
+"""Tied heads by a model's files: a head that differs from the token embedding counts, not tie_word_embeddings."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -31,6 +30,15 @@ def is_tied(tensors: Mapping[str, StoredTensor], configs: Iterable[Any]) -> bool
         "embedding: that head is used; set tie_word_embeddings to false in config.json to silence this"
     )
     return False
+
+
+def check_stored_head(folder: object, tensors: Mapping[str, StoredTensor]) -> None:
+    """ValueError if files for a model that shares its token embedding's weight have another head."""
+    if not equals_embedding(tensors):
+        raise ValueError(
+            f"{folder} holds an {WEIGHT} that differs from the token embedding, and the model was built with one "
+            "weight for both; load it anew as a model of its own"
+        )
 
 
 def equals_embedding(tensors: Mapping[str, StoredTensor]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
@@ -50,6 +51,21 @@ BESIDE = (
 )  # beginnings of files beside a model's: not its weights, or again
 _SHARD = re.compile(r"(?P<naming>.+)-\d{5}-of-(?P<count>\d{5})")  # a file's name without its suffix
 AT_A_TIME = 2**24  # bytes that are read ahead
+
+
+DTYPES = {  # safetensors' names
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 
 
 @dataclass(frozen=True)
