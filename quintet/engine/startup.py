@@ -185,10 +185,9 @@ def _decide(
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts))
-    sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts))
-    if pooling is None:
-        sizes = replace(sizes, tied_head=is_tied(there(), (hf_config, whole)))
-    else:
+    tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
+    sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
+    if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
         sizes = replace(sizes, causal=pooling.causal, ignored_tensors=HEAD_TENSORS)
     profiler = Profiler(config.profiler_config, platform)
