@@ -69,6 +69,12 @@ ALSO = {
     "xlm-roberta-flash": "Jina Embeddings v3 as published, whose `config.json` says `xlm-roberta`",
     "minimax": "as transformers stores them (`-hf`), not under the types `minimax_text_01` and `minimax_m1`",
     "mistral": "Zephyr, Nemo, Devstral",
+    "qwen2_5_omni_text": "text of Qwen2.5-Omni",
+    "qwen2_5_vl_text": "text of Qwen2.5-VL",
+    "qwen2_vl_text": "text of Qwen2-VL",
+    "qwen3_omni_moe_text": "text of Qwen3-Omni",
+    "qwen3_vl_moe_text": "text of Qwen3-VL with experts",
+    "qwen3_vl_text": "text of Qwen3-VL",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # what a report shows first of families that give hidden states alone
@@ -79,13 +85,20 @@ WRAPPED = {
     "gemma3n": "gemma3n_text",
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Gemma 4 (`gemma4`, `gemma4_text`)": (
-        "layers that see all have wider heads than windowed ones, and it has no file of Gemma 3n's parts yet"
+    "Gemma 4 (`gemma4_text`)": (
+        "its text runs through transformers' code; layers that see all have wider heads than windowed ones, and it "
+        "has no file of Gemma 3n's parts yet"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
@@ -269,6 +282,16 @@ MIDDLE = """
 - `mamba`, `mamba2`, `falcon_mamba`, `nemotron_h`: checkpoints may ask for the sums of the layers' outputs in float32
   (`residual_in_fp32`). Here they have the model's type, which a warning says at start; `--dtype float32` keeps them.
 
+## Text of multimodal models
+
+A multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and the tensors
+of other parts (`vision_tower`, `audio_tower`, projectors) are passed over, which a line at start says. Images, audio
+and video are not served yet, and are refused in requests. Where no family here has the type, transformers' code may run
+it. `tests/reports/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers: `mistral3`
+(Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`, `exaone4_5`,
+`hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `gemma3`,
+`gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are attended to both ways.
+
 ## Left out
 
 What has no file here and transformers has code for may run through that:
@@ -328,7 +351,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
-- A wrapper of several modalities: `canonical()` and `ignored_tensors` of `gemma3.py`.
+- The text model of a wrapper: its type, in `_ALIASES`; `model_loader/text_names.py` maps the names of all.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

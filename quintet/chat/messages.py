@@ -150,11 +150,11 @@ def _content(content: Any, place: int, template: str) -> Any:
     """One text: parts are joined by line breaks, but for a template that writes parts itself."""
     if isinstance(content, str):
         refuse_surrogates(content, f"the content of message {place}")
-        return content
+        return [{"type": "text", "text": content}] if _content_format(template) == "parts" else content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise ValueError(f"message {place}: content must be text or a list of parts, not {type(content).__name__}")
     parts = [_part(part, place, number) for number, part in enumerate(content)]
-    if len(parts) > 1 and _takes_parts(template):
+    if _content_format(template) == "parts" or (len(parts) > 1 and _content_format(template) == "both"):
         return [{"type": "text", "text": part} for part in parts]
     return "\n".join(parts)
 
@@ -168,7 +168,10 @@ def _part(part: Any, place: int, number: int) -> str:
     elif isinstance(part, dict):
         drop_unknown(part, _PART_KEYS, f"messages[{place}].content[{number}]")
     if not part:
-        raise ValueError(f"message {place}: content parts of type {kind!r} are not supported; models here take text")
+        raise ValueError(
+            f"message {place}: content parts of type {kind!r} are not supported; models here take text, and images, "
+            "audio and video of no model are served yet: leave the part out"
+        )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ValueError(f"message {place}: a part of type {kind!r} must hold text, not {type(text).__name__}")
@@ -177,18 +180,23 @@ def _part(part: Any, place: int, number: int) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _takes_parts(template: str) -> bool:
-    """Returns whether the template renders a list of text parts as it renders the text itself: tried, not guessed."""
+def _content_format(template: str) -> str:
+    """Returns what the template takes as content: "text"; "parts", as multimodal models' often do; or "both" alike.
+    Tried, not guessed."""
+    parts = [{"type": "text", "text": _PROBE}]
+    text, listed = _probe(template, _PROBE), _probe(template, parts)
+    if _PROBE in text:
+        return "both" if listed == text else "text"
+    return "parts" if _PROBE in listed else "text"
 
-    def render(content: Any) -> str:
-        messages = [{"role": "user", "content": content}]
-        return render_template(template, {"messages": messages, "tools": None, "add_generation_prompt": False})
 
+def _probe(template: str, content: Any) -> str:
+    """Renders a message with this content; "" where the template refuses it."""
+    messages = [{"role": "user", "content": content}]
     try:
-        text = render(_PROBE)
-        return _PROBE in text and render([{"type": "text", "text": _PROBE}]) == text
+        return render_template(template, {"messages": messages, "tools": None, "add_generation_prompt": False})
     except ValueError:
-        return False
+        return ""
 
 
 def _tool_calls(calls: Any, place: int) -> Any:

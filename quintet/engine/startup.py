@@ -54,6 +54,8 @@ from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
+from quintet.model_loader.text_names import describe_files
+from quintet.model_loader.tied_head import is_tied
 from quintet.model_loader.weight_files import WeightFiles, weights_of
 from quintet.model_loader.weights_cache import CacheEntry
 from quintet.models import model_class
@@ -164,8 +166,6 @@ def _decide(
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     weights = _weights(config, folder, facts)
-    if weights.load_format == "pt" and config.load_format == "auto":
-        reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
@@ -173,6 +173,7 @@ def _decide(
         config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
     if files is not None:
+        reasons += describe_files(config, hf_config.model_type, weights)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
     if pooling is not None:
@@ -183,7 +184,8 @@ def _decide(
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts))
-    sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts))
+    tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
+    sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
         sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))

@@ -70,8 +70,9 @@ LISTS: Mapping[str, type] = {
 }
 STRING_ENTRIES = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
+OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
-CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe"}
+CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
 GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
 REMEDY = "correct it, or fetch the model anew"
 

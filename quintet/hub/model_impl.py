@@ -10,12 +10,15 @@ from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import EngineConfig
 from quintet.hub.config_checks import check_entries, check_shape
-from quintet.hub.hf_config import Overrides, transformers_config
+from quintet.hub.hf_config import Overrides, is_known_type, transformers_config
 from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
 from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_model_config
+from quintet.hub.wrappers import text_model_type
 from quintet.models import added_for, families
 
+# a switch of transformers' configs: an entry that differs between layers may be read
+PER_LAYER = "allow_global_per_layer_attribute_access"
 logger = logging.getLogger(__name__)
 
 
@@ -50,15 +53,10 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         return ""
     if isinstance(architectures, list) and added_for(kind, architectures):
         return ""
-    if not _is_known_type(kind) and not raw.get("auto_map"):
+    text = text_model_type(kind, raw, place / "config.json")
+    if text in families() or text in own or (not is_known_type(kind) and not raw.get("auto_map")):
         return ""
-    return f"model_impl transformers: quintet has no file for model type {kind!r}, and transformers' own code runs"
-
-
-def _is_known_type(kind: Any) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    return isinstance(kind, str) and kind in CONFIG_MAPPING
+    return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 
 def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
@@ -68,14 +66,21 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
     entries = {} if callable(overrides) else overrides or {}
     check_entries(entries, "hf_overrides")
     code = raw.get("auto_map")
+    if code is not None and not isinstance(code, Mapping):
+        raise ValueError(
+            f"{file}: auto_map is {type(code).__name__}, not an object; correct it, or fetch the model anew"
+        )
     kind = entries.get("model_type", raw.get("model_type"))
-    if code and not trusted and not _is_known_type(kind):
+    if code and not trusted and not is_known_type(kind):
         raise ValueError(
             f"{file}: the code of model type {kind!r} comes with the model (auto_map), and none of it was run. "
             "trust_remote_code=True (--trust-remote-code) runs it: it can then do whatever you can; read it first"
         )
     config = _by_code(file, raw, entries) if code and trusted else _by_transformers(kind, raw, entries, file)
     config = overrides(config) if callable(overrides) else config
+    for part in (config, config.get_text_config()):  # layers are traced one by one, whatever an entry is for most
+        if hasattr(part, PER_LAYER):
+            setattr(part, PER_LAYER, True)
     config.runs_own_code = bool(code and trusted)  # whatever the file says under this name
     if not config.runs_own_code:
         vars(config).pop("auto_map", None)

@@ -25,6 +25,7 @@ from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.tensor_input import why_raw
+from quintet.hub.wrappers import text_entries, text_model_type
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
 from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
@@ -273,9 +274,12 @@ def load_model_config(path: Path, overrides: Overrides = None, pooling: bool = F
     overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
-        raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
+        found = "names no model_type" if kind is None else f"has model_type {reprlib.repr(kind)}, which is no name"
+        raise ValueError(f"{file} {found}; supported: {', '.join(families())}")
+    raw = text_entries(kind, raw)
+    kind = overrides.get("model_type", raw["model_type"])
     architectures = {**raw, **overrides}.get("architectures")
-    _check_kind(kind, architectures, "model_type" in overrides)
+    _check_kind(text_model_type(kind, raw, file), architectures, "model_type" in overrides)
     kind = resolved_model_type(kind, {**raw, **overrides})
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
@@ -293,7 +297,7 @@ def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any], numb
     """Returns the config that a user's function makes of transformers'; it is checked, and the entries of the file."""
     check_entries(raw, str(file))
     config = changed_config(raw, file, change)
-    _check_kind(config.model_type, config.architectures, True)
+    _check_kind(config.get_text_config().model_type, config.architectures, True)
     check_entries(config.to_dict(), "hf_overrides")
     if not numbers:
         check_architectures(config.model_type, config.architectures, "hf_overrides")
@@ -336,6 +340,8 @@ def load_generation_config(
     file, entries = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not entries and file.is_file():
         entries = read_object(file)
+        text = entries.get("text_config")
+        entries = {**(text if isinstance(text, dict) else {}), **entries}
     return {**defaults, "eos_token_id": _eos_ids(entries.get("eos_token_id"), file)}
 
 

@@ -53,6 +53,7 @@ class BuildContext:
     kv_scales: KVScaling = field(default_factory=KVScaling)
     requested_outputs: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
+    tied_head: bool | None = None  # the head is the token embedding; None: as the config's tie_word_embeddings has it
     expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
@@ -60,6 +61,10 @@ class BuildContext:
     def replacement_for(self, layer: type[T]) -> type[T]:
         """The class that is built where the model names this one."""
         return self.layers.get(layer.__name__, layer)
+
+    def ties_head(self, config: Any) -> bool:
+        """Returns whether the head of a model is its token embedding."""
+        return bool(getattr(config, "tie_word_embeddings", False)) if self.tied_head is None else self.tied_head
 
     @property
     def rank(self) -> int:

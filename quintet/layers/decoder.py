@@ -285,6 +285,9 @@ def norm_eps(config: Any) -> float:
 
 def layer_window(config: Any, index: int) -> int | None:
     """The layer's window in tokens, by the checkpoint's layer_types; None: it sees all."""
+    if not hasattr(config, "layer_types"):  # of text models in wrappers (Qwen3-VL), which have no windows
+        refuse(config, "sliding_window")
+        return None
     kind = config.layer_types[index]
     if kind not in ("full_attention", "sliding_attention"):
         raise ValueError(f"layer_types[{index}] is {kind!r}; {config.model_type} here has full and sliding attention")

@@ -317,7 +317,7 @@ class LMHead(Layer):
         cls, build: BuildContext, config: Any, embedding: str = "model.embed_tokens", bias: bool = False
     ) -> "LMHead":
         """Makes a model's head; its weight is the embedding's, under that name in the checkpoint, if they are tied."""
-        source = f"/{embedding}" if config.tie_word_embeddings else "/lm_head"
+        source = f"/{embedding}" if build.ties_head(config) else "/lm_head"
         return cls(build, config.hidden_size, config.vocab_size, source, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]

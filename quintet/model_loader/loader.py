@@ -24,22 +24,11 @@ from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader import sharded_state as sharded
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mmap_release import MappedFiles
-from quintet.model_loader.weight_files import WeightFiles, format_names, weights_of_folder
+from quintet.model_loader.text_names import text_names
+from quintet.model_loader.tied_head import WEIGHT, check_stored_head
+from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
 from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
 
-DTYPES = {  # safetensors' names
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
@@ -268,6 +257,7 @@ class Checkpoint:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored_tensors]
         self._ignored_suffixes, self._other_stage_tensors = model.ignored_suffixes, model.other_stage_tensors
         self._where: dict[str, TensorEntry] = {}
+        self._has_head = hasattr(model, "lm_head")
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
@@ -288,6 +278,8 @@ class Checkpoint:
             sorted(set(self._where) - set(needed) - self._other_stage_tensors),
         )
         self._check_quantized(missing, surplus)
+        if self._has_head and WEIGHT in surplus:
+            check_stored_head(self._folder, {name: _stored(entry) for name, entry in self._where.items()})
         if missing:
             raise ValueError(
                 f"{self._folder} lacks {format_names(missing)}, which the model's config.json asks for; "
@@ -349,11 +341,12 @@ class Checkpoint:
 
 def tensors_of(folder: Path | WeightFiles, family: type[ModelBase]) -> dict[str, StoredTensor]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
-    found = {}
-    for name, entry in _index(folder, family):
-        dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = StoredTensor(entry.shape, dtypes, name=entry.name, read=entry.tensor)
-    return found
+    return {name: _stored(entry) for name, entry in _index(folder, family)}
+
+
+def _stored(entry: Any) -> StoredTensor:
+    dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
+    return StoredTensor(entry.shape, dtypes, name=entry.name, read=entry.tensor)
 
 
 def check_counts(folder: Path | WeightFiles, family: type[ModelBase], config: Any) -> None:
@@ -379,11 +372,15 @@ def _index(folder: Path | WeightFiles, model: ModelBase | type[ModelBase]) -> It
     if weights.folder.is_file():
         yield from gguf_source.entries(weights.folder)
         return
-    for file, handle in weights.open_files():
+    opened = list(weights.open_files())
+    text_name = text_names(name for _, handle in opened for name in handle.keys())
+    for file, handle in opened:
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
-            own = model.canonical(weights.module_name(name))
+            if (known := text_name(name)) is None:
+                continue
+            own = model.canonical(weights.module_name(known))
             several = model.unstacked(own, handle.get_slice(name).get_shape())
             if several:
                 yield from ((each, TensorEntry(handle, name, at)) for each, at in several.items())

@@ -29,11 +29,13 @@ YARN = {
     "factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings",
     "beta": "beta_fast", "alpha": "beta_slow",
 }  # fmt: skip
+GROWTH = {"original_max_position_embeddings": "original_max_position_embeddings", "beta": "llama_4_scaling_beta"}
+TOWERS = ("vision_encoder",)  # parts beside the text model, which runs alone
 EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
 _REFUSED = "quintet computes Mistral's dense models and mixtures of experts; use the model in transformers' layout"
 UNSUPPORTED_PARAMS = dict.fromkeys(
-    ("multimodal", "vision_encoder", "quantization", "qk_nope_head_dim", "q_lora_rank", "kv_lora_rank", "lora",
-     "v_head_dim", "qk_rope_head_dim", "llama_4_scaling", "num_shared_experts", "first_k_dense_replace"), _REFUSED,
+    ("multimodal", "quantization", "qk_nope_head_dim", "q_lora_rank", "kv_lora_rank", "lora",
+     "v_head_dim", "qk_rope_head_dim", "num_shared_experts", "first_k_dense_replace"), _REFUSED,
 )  # fmt: skip
 
 PLACES = (  # Mistral's names of tensors -> transformers'
@@ -54,7 +56,7 @@ PLACES = (  # Mistral's names of tensors -> transformers'
 def config_of(file: Path) -> dict[str, Any]:
     """Returns config.json's entries for a model that has params.json. ValueError names what is not computed here."""
     params = read_object(file)
-    known = (*NAMES, *FIXED_ENTRIES, "yarn", "moe")
+    known = (*NAMES, *FIXED_ENTRIES, "yarn", "moe", "llama_4_scaling", *TOWERS)
     refuse_unknown(
         f"entry of {file}", [name for name, value in params.items() if value is not None], known, UNSUPPORTED_PARAMS
     )
@@ -69,6 +71,8 @@ def config_of(file: Path) -> dict[str, Any]:
     if params.get("yarn") is not None:
         config["rope_parameters"] = _yarn(params["yarn"], file, config.pop("rope_theta", 10000.0))
     experts = params.get("moe")
+    if params.get("llama_4_scaling") is not None:
+        return {**config, **_growing(params, config, file)}
     if experts is None:
         return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], **config}
     moe = _part("moe", experts, EXPERTS, file)
@@ -81,6 +85,17 @@ def _yarn(entry: Any, file: Path, theta: Any) -> dict[str, Any]:
     entries.pop("", None)
     whole = {"attention_factor": 1.0} if scaled is False else {}
     return {"rope_type": "yarn", "rope_theta": theta, **entries, **whole}
+
+
+def _growing(params: Mapping[str, Any], config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Returns the entries of Ministral 3, whose queries grow with their position."""
+    growth, rope = _part("llama_4_scaling", params["llama_4_scaling"], GROWTH, file), config.get("rope_parameters")
+    rope = rope or {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
+    first = growth.get("original_max_position_embeddings")
+    if params.get("moe") is not None or rope.get("original_max_position_embeddings", first) != first:
+        raise ValueError(f"{file}: llama_4_scaling with moe, or with another first length than yarn's; {_REFUSED}")
+    kind = {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
+    return {**kind, "rope_parameters": {**rope, **growth}}
 
 
 def _part(name: str, part: Any, names: Mapping[str, str], file: Path) -> dict[str, Any]:

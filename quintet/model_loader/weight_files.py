@@ -3,12 +3,14 @@
 import fnmatch
 import functools
 import os
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
@@ -42,7 +44,28 @@ DECODER_PREFIXES = (
     "norm.",
     "rotary_emb.",
 )  # beginnings of a decoder's tensors, saved by itself
+BESIDE = (
+    "consolidated",
+    "adapter_model",
+    "optimizer",
+)  # beginnings of files beside a model's: not its weights, or again
+_SHARD = re.compile(r"(?P<naming>.+)-\d{5}-of-(?P<count>\d{5})")  # a file's name without its suffix
 AT_A_TIME = 2**24  # bytes that are read ahead
+
+
+DTYPES = {  # safetensors' names
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 
 
 @dataclass(frozen=True)
@@ -196,7 +219,7 @@ def _files(folder: Path, usual: str, otherwise: Callable[[Path], list[Path]]) ->
 
 
 def _safetensors(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.safetensors"))
+    found = _one_naming(sorted(folder.glob("*.safetensors")), ("model",))
     if not found:
         there = ", only what torch.save wrote: load_format='pt' reads it" if has_pickles(folder) else ""
         raise ValueError(
@@ -212,9 +235,29 @@ def _consolidated(folder: Path) -> list[Path]:
 
 
 def _pickled(folder: Path) -> list[Path]:
-    if not (found := _matching_files(folder, PICKLED)):
+    if not (found := _one_naming(_matching_files(folder, PICKLED), ("pytorch_model", "model"))):
         raise ValueError(f"{folder} has no {', '.join(PICKLED)} file; leave load_format='pt' out")
     return found
+
+
+def _one_naming(files: list[Path], usual: tuple[str, ...]) -> list[Path]:
+    """Returns the files that one save has written, of a folder without an index: the shards (model-00001-of-00002), or
+    all but files that are known to hold the weights again, or an adapter. ValueError if a shard is missing."""
+    shards: dict[tuple[str, int], list[Path]] = {}
+    for file in files:
+        if (match := _SHARD.fullmatch(file.stem)) is not None:
+            shards.setdefault((match["naming"], int(match["count"])), []).append(file)
+    own = {each: found for each, found in shards.items() if not each[0].startswith(BESIDE)}
+    chosen = next((each for name in usual for each in own if each[0] == name), next(iter(own), None))
+    if chosen is None:
+        return [file for file in files if not file.name.startswith(BESIDE)] or files
+    naming, count = chosen
+    if len(own[chosen]) < count:
+        raise ValueError(
+            f"{own[chosen][0].parent} has {len(own[chosen])} of the {count} files {naming}-*-of-{count:05}"
+            f"{own[chosen][0].suffix}; fetch the rest of the model"
+        )
+    return own[chosen]
 
 
 def _matching_files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:

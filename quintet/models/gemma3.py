@@ -1,6 +1,5 @@
 """Gemma 3 (Kamath et al. 2025), the text model: QK-norm, and other rotary positions in windowed layers."""
 
-import re
 from typing import Any
 
 from torch import Tensor
@@ -22,13 +21,10 @@ def _window(config: Any, index: int, build: BuildContext) -> int | None:
 
 
 class Gemma3ForCausalLM(CausalLM):
-    """Gemma 2's blocks with QK-norm. Of a checkpoint that also sees, the language model alone is read."""
-
-    ignored_tensors = (*CausalLM.ignored_tensors, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+    """Gemma 2's blocks with QK-norm."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        config = getattr(config, "text_config", config)
         if build.causal:
             refuse(config, "use_bidirectional_attention")
         rotaries = {
@@ -58,12 +54,6 @@ class Gemma3ForCausalLM(CausalLM):
         self.model = DecoderTrunk(config, build, block, scale, norm)
         self.lm_head = LMHead.from_config(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Checkpoints that also see keep the text model under language_model."""
-        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
-        return name.removeprefix("language_model.")
 
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)

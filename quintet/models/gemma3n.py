@@ -17,7 +17,6 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, drop_other_layers
 from quintet.layers.rope import Rotary
-from quintet.models.gemma3 import Gemma3ForCausalLM
 
 HALF = 2.0**-0.5
 
@@ -226,18 +225,12 @@ def _sources(layers: Iterable[nn.Module]) -> tuple[tuple[int, int, SelfAttention
 
 
 class Gemma3nForCausalLM(CausalLM):
-    """Language model of a checkpoint; weights for images and audio are not read."""
+    """Gemma 3n's text model."""
 
     model: Gemma3nModel
-    canonical = staticmethod(Gemma3ForCausalLM.canonical)
-    ignored_tensors = (
-        *CausalLM.ignored_tensors,
-        r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
-    )
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        config = getattr(config, "text_config", config)
         first = config.num_hidden_layers - config.num_kv_shared_layers
         reading = "|".join(str(index) for index in range(first, config.num_hidden_layers))
         if not config.altup_correct_scale:

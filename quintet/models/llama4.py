@@ -49,13 +49,10 @@ class ScaledMoE(MoE):
 
 
 class Llama4ForCausalLM(CausalLM):
-    """Pre-norm blocks. Of a checkpoint that also sees, the language model alone is read."""
-
-    ignored_tensors = (*CausalLM.ignored_tensors, r"(model\.)?(vision_model|multi_modal_projector)\..*")
+    """Pre-norm blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        config = getattr(config, "text_config", config)
         if config.num_experts_per_tok != 1:
             raise ValueError(
                 f"{config.model_type} with num_experts_per_tok={config.num_experts_per_tok} is not supported"
@@ -92,9 +89,7 @@ class Llama4ForCausalLM(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """Checkpoints that also see keep the text model under language_model."""
-        name = re.sub(r"^(language_model\.model|model\.language_model)\.", "model.", name)
-        name = name.removeprefix("language_model.").replace(".feed_forward.", ".mlp.")
+        name = name.replace(".feed_forward.", ".mlp.")
         return name.replace(".mlp.router.", ".mlp.gate.").replace(".mlp.shared_expert.", ".mlp.shared_experts.")
 
     @staticmethod

@@ -38,7 +38,7 @@ class NemotronHForCausalLM(CausalLM):
         super().__init__(build)
         check_silu(config, "mamba_hidden_act")
         mamba2.say_rounded(config, build)
-        refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
+        refuse(config, "attention_bias", "sliding_window", *["tie_word_embeddings"] * build.ties_head(config))
         hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
 
         def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:

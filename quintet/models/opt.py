@@ -110,7 +110,7 @@ class OPTForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self.model = nn.ModuleDict({"decoder": OPTDecoder(config, build)})
-        source = "/model.decoder.embed_tokens" if config.tie_word_embeddings else "/lm_head"
+        source = "/model.decoder.embed_tokens" if build.ties_head(config) else "/lm_head"
         self.lm_head = LMHead(build, config.word_embed_proj_dim, config.vocab_size, source)
 
     @staticmethod

@@ -16,8 +16,7 @@ from quintet.layers.ssm.delta_net import DeltaNet, DeltaNetSizes, GatedAttention
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
-# the second: the language model of an image-text checkpoint
-RENAMED = {".linear_attn.": ".self_attn.", "model.language_model.": "model."}
+RENAMED = {".linear_attn.": ".self_attn."}
 
 
 class Qwen3NextForCausalLM(CausalLM):
@@ -25,11 +24,10 @@ class Qwen3NextForCausalLM(CausalLM):
 
     renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
-    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*", r"model\.visual\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        config = getattr(config, "text_config", config)
         rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:

@@ -13,7 +13,9 @@ from quintet.hub.hf_overrides import QUANTIZATION_ENTRIES
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.interface.weights import FLOATS, StoredTensor
 from quintet.layers.decoder import ModelBase
-from quintet.model_loader.loader import Checkpoint, TensorEntry
+from quintet.model_loader.loader import Checkpoint, TensorEntry, tensors_of
+from quintet.model_loader.tied_head import is_tied
+from quintet.models import model_class
 from quintet.quantize.targets import outline
 
 ANY = StoredTensor(None, FLOATS)
@@ -27,6 +29,7 @@ class SourceCheckpoint:
     config: Any  # as transformers reads config.json
     model: ModelBase  # without weights
     checkpoint: Checkpoint
+    tied: bool  # the head is the token embedding
 
     @classmethod
     def load(cls, name: str) -> "SourceCheckpoint":
@@ -38,8 +41,9 @@ class SourceCheckpoint:
         config = whole.get_text_config()
         if any(getattr(each, entry, None) for each in (whole, config) for entry in QUANTIZATION_ENTRIES):
             raise ValueError(f"{name!r} is quantized already; give the original, in floats")
-        model = outline(config)
-        return cls(folder, config, model, Checkpoint(folder, model))
+        tied = is_tied(tensors_of(folder, model_class(config)), (config, whole))
+        model = outline(config, tied)
+        return cls(folder, config, model, Checkpoint(folder, model), bool(tied))
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]:

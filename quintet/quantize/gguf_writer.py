@@ -40,10 +40,10 @@ def write(original: SourceCheckpoint, preset: Preset, file: Path, name: str, pro
     plan: list[tuple[str, str, str]] = []
     for own in original.entries:
         known = names.get_name(own, try_suffixes=(".weight", ".bias"))
-        if known is None or (known.startswith("output.") and config.tie_word_embeddings):
+        if known is None or (known.startswith("output.") and original.tied):
             continue
         shape = original.entries[own].shape
-        held = preset.type_of(known, shape, config.tie_word_embeddings, config.num_hidden_layers)
+        held = preset.type_of(known, shape, original.tied, config.num_hidden_layers)
         plan.append((own, known, held))
         _announce(writer, known, shape, getattr(gguf.GGMLQuantizationType, held))
     if (divisors := _divisors(config)) is not None:

@@ -39,7 +39,7 @@ class LinearTargets:
         return tensor.endswith(".weight") and tensor.removesuffix(".weight") in self.chosen
 
 
-def outline(hf_config: Any) -> ModelBase:
+def outline(hf_config: Any, tied_head: bool | None = None) -> ModelBase:
     """The family's model, without weights, on no device."""
     build = BuildContext(
         ops=bind({}),
@@ -48,6 +48,7 @@ def outline(hf_config: Any) -> ModelBase:
         dtype=torch.bfloat16,
         page_size=16,
         max_model_len=16,
+        tied_head=tied_head,
         quantization=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
     )
     model: ModelBase = model_class(hf_config)(hf_config, build)

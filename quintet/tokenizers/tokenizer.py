@@ -25,6 +25,9 @@ _LONG = 2000  # characters or token ids; below, handing them to another thread c
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+PROCESSOR_TEMPLATE = "chat_template.json"  # of a multimodal model's processor, before transformers 5
+
+
 class Tokenizer:
     """A fast tokenizer as transformers loads it: the backend, the tokens that have a name, and the chat templates.
 
@@ -352,6 +355,8 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
             f"the tokenizer of {path} ({type(hf).__name__}) has no fast form; convert it: "
             f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(...) must write a tokenizer.json"
         )
+    if not hf.chat_template and (file := Path(path) / PROCESSOR_TEMPLATE).is_file():
+        hf.chat_template = read_object(file).get("chat_template")
     return hf
 
 

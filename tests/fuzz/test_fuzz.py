@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from quintet.interface.weights import StoredTensor
 from quintet.layers.quantization.checkpoint_config import read_quantization_config
-from quintet.model_loader.loader import DTYPES
+from quintet.model_loader.weight_files import DTYPES
 from tests.fuzz.__main__ import arguments
 from tests.fuzz.mutations import changed
 from tests.fuzz.runs import bounded, run

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NOT_YET = "it does not exist yet; leave it out"
-_TEXT_ALONE = "models take text alone; leave it out"
+_NO_MEDIA = "images, audio and video of no model are served yet, text alone; leave it out"
 _NO_ADAPTERS = "adapters do not exist yet; leave it out"
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
@@ -51,8 +51,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "enable_lora": _NOT_YET,
     "max_loras": _NOT_YET,
     "max_lora_rank": _NOT_YET,
-    "limit_mm_per_prompt": _TEXT_ALONE,
-    "mm_processor_kwargs": _TEXT_ALONE,
+    "mm_processor_kwargs": _NO_MEDIA,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
     "task": "use runner='pooling', and convert",
@@ -126,12 +125,12 @@ UNSUPPORTED: Mapping[str, str] = {
     "compilation_config.cudagraph_num_of_warmups": "each captured step has run once before; leave it out",
     "compilation_config.cudagraph_copy_inputs": "inputs are always copied to where a captured step reads; leave it out",
     "compilation_config.cudagraph_specialize_lora": _NO_ADAPTERS,
-    "compilation_config.compile_mm_encoder": _TEXT_ALONE,
-    "compilation_config.cudagraph_mm_encoder": _TEXT_ALONE,
-    "compilation_config.encoder_cudagraph_token_budgets": _TEXT_ALONE,
-    "compilation_config.encoder_cudagraph_max_images_per_batch": _TEXT_ALONE,
-    "compilation_config.encoder_cudagraph_max_vision_items_per_batch": _TEXT_ALONE,
-    "compilation_config.encoder_cudagraph_max_frames_per_batch": _TEXT_ALONE,
+    "compilation_config.compile_mm_encoder": _NO_MEDIA,
+    "compilation_config.cudagraph_mm_encoder": _NO_MEDIA,
+    "compilation_config.encoder_cudagraph_token_budgets": _NO_MEDIA,
+    "compilation_config.encoder_cudagraph_max_images_per_batch": _NO_MEDIA,
+    "compilation_config.encoder_cudagraph_max_vision_items_per_batch": _NO_MEDIA,
+    "compilation_config.encoder_cudagraph_max_frames_per_batch": _NO_MEDIA,
 }
 
 
@@ -150,7 +149,7 @@ METHODS: Mapping[str, str] = {
     "pin_lora": "adapters do not exist yet",
     "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
-    "reset_mm_cache": "models take text alone",
+    "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
     "from_vllm_config": "use from_engine_args",
     "model_config": "use config",
     "vllm_config": "use config",
@@ -171,8 +170,8 @@ ARGUMENTS: Mapping[str, str] = {
     "lora_request": _NO_ADAPTERS,
     "prompt_adapter_request": _NO_ADAPTERS,
     "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
-    "multi_modal_data": _TEXT_ALONE,
-    "mm_processor_kwargs": _TEXT_ALONE,
+    "multi_modal_data": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
     "tokenization_kwargs": "use SamplingParams(truncate_prompt_tokens=...), or tokenize first and give token ids",
     "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",
@@ -185,9 +184,9 @@ ARGUMENTS: Mapping[str, str] = {
 
 # of a prompt that is a dict
 PROMPT_KEYS: Mapping[str, str] = {
-    "multi_modal_data": _TEXT_ALONE,
-    "multi_modal_uuids": _TEXT_ALONE,
-    "mm_processor_kwargs": _TEXT_ALONE,
+    "multi_modal_data": _NO_MEDIA,
+    "multi_modal_uuids": _NO_MEDIA,
+    "mm_processor_kwargs": _NO_MEDIA,
     "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
     "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
 }

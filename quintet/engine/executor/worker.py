@@ -63,6 +63,7 @@ class ModelSizes:
     attention: str = "auto"  # the provider of paged attention that was asked for
     transformers_backend: bool = False  # the model runs by transformers' own code
     ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
+    tied_head: bool | None = None  # the head is the token embedding, by the files; None: as config.json has it
     expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
 
@@ -132,6 +133,7 @@ class Worker:
             kv_scales=sizes.kv_scales,
             requested_outputs=sizes.requested_outputs,
             causal=sizes.causal,
+            tied_head=sizes.tied_head,
             expert_placement=sizes.expert_placement,
             stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),

@@ -23,12 +23,35 @@ class Unsupported(ValueError):
         super().__init__(f"model type {config.model_type!r} cannot run through the Transformers backend: {why}")
 
 
-def constructed(config: Any, dtype: torch.dtype, length: int) -> nn.Module:
+@contextmanager
+def explained(config: Any, what: str) -> Iterator[None]:
+    """Makes any exception of transformers' code one sentence: Unsupported. Errors of ours, and of the system, pass."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever that code raises, in any version of it
+        raise Unsupported(config, f"{what} failed ({failure(error)})") from error
+
+
+def failure(error: Exception) -> str:
+    """Describes an exception of transformers' code in one line, with what to do."""
+    import transformers
+
+    reason = " ".join(str(error).split())[:300]
+    return (
+        f"{type(error).__name__} in transformers {transformers.__version__}: {reason}; another version of transformers "
+        "may run it"
+    )
+
+
+def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool) -> nn.Module:
     """The causal model of a transformers config; parameters are on the meta device, buffers as transformers computes
-    them for requests of up to `length` tokens. Unserved says why not."""
+    them for requests of up to `length` tokens. `tied`: its head is its embedding. Unsupported if it cannot run."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
+    config.tie_word_embeddings = tied
     trusted = bool(getattr(config, "runs_own_code", False))
     _check_config(config)
     if not trusted:
@@ -39,9 +62,10 @@ def constructed(config: Any, dtype: torch.dtype, length: int) -> nn.Module:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=TRACED, trust_remote_code=trusted
             )
-    except (ImportError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:400]
-        raise Unsupported(config, f"transformers does not build it ({type(error).__name__}: {reason})") from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise Unsupported(config, f"transformers does not build it ({failure(error)})") from error
     model.config.use_cache = False
     use_own_loop(model)
     _check_class(type(model), config)

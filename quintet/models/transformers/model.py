@@ -9,7 +9,7 @@ from quintet.interface.types import AttentionSpec, Batch, Outputs
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import StepState
-from quintet.models.transformers.construct import NAME, Unsupported, constructed
+from quintet.models.transformers.construct import NAME, Unsupported, constructed, explained
 from quintet.models.transformers.layer_replacement import Replacing
 from quintet.models.transformers.layers import Attended, Rest, Running
 from quintet.models.transformers.tp_plan import TensorParallelPlan
@@ -26,9 +26,14 @@ class TransformersForCausalLM(ModelBase):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
+        with explained(config, "taking its modules over"):
+            self._take_over(config, build)
+
+    def _take_over(self, config: Any, build: BuildContext) -> None:
+        """Builds transformers' model, with layers of ours in the places of those that equal them."""
         if build.requested_outputs.aux_hidden_states:
             raise Unsupported(config, "outputs of single layers are not given")
-        theirs = constructed(config, build.dtype, build.max_model_len)
+        theirs = constructed(config, build.dtype, build.max_model_len, build.ties_head(config))
         trace, self._names = traced(theirs, build.max_model_len), WeightNames(theirs)
         self._running, self._wanted, self._ops = Running(), build.requested_outputs, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
@@ -64,7 +69,8 @@ class TransformersForCausalLM(ModelBase):
             running.end()
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._names.gathered(entries)
+        with explained(self._theirs.config, "reading its tensors' names"):
+            return self._names.gathered(entries)
 
 
 def _spec(call: AttentionCall, build: BuildContext) -> AttentionSpec:

@@ -24,7 +24,7 @@ class Made:
     converter: Any  # transformers' WeightConverter
     sources: tuple[tuple[str, tuple[Any, ...]], ...]  # its patterns, and the entries that fit each, in order
     target: str  # the first that the converter makes
-    config: Any
+    model: "Outline"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,8 +49,28 @@ class Made:
             for entry in entries:
                 tensor = entry.tensor() if read else torch.empty(entry.shape, device="meta")
                 converter.collected_tensors[pattern].append(tensor)
-        found = converter.convert(self.target, config=self.config)
+        found = converter.convert(self.target, model=self.model, config=self.model.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
+
+
+class Outline:
+    """The model that a converter looks at: its parameters on the meta device, before any module is replaced."""
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.base_model_prefix = model.config, model.base_model_prefix
+        self._tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns its tensors by name."""
+        return self._tensors
+
+    def get_parameter(self, name: str) -> Tensor:
+        """Returns a tensor by its name, as nn.Module's does."""
+        if name not in self._tensors:
+            raise AttributeError(f"the model has no parameter {name}")
+        return self._tensors[name]
+
+    get_buffer = get_parameter_or_buffer = get_parameter
 
 
 @dataclass(frozen=True)
@@ -81,7 +101,7 @@ class WeightNames:
         transforms = get_model_conversion_mapping(model)
         self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
         self._renamings = [each for each in transforms if not isinstance(each, WeightConverter)]
-        self._prefix, self._config = model.base_model_prefix, model.config
+        self._prefix, self._model = model.base_model_prefix, Outline(model)
         self._wanted = dict.fromkeys(model.state_dict(), True)
         self._numbers = {name for name, tensor in model.state_dict().items() if not tensor.dim()}
         self._apart: set[str] = set()  # modules of experts with matrices that are wanted one by one
@@ -145,13 +165,13 @@ class WeightNames:
 
     def _made(self, target: str, converter: Any, sources: Mapping[str, list[Any]]) -> dict[str, Any]:
         whole = tuple((pattern, tuple(entries)) for pattern, entries in sources.items())
-        made = Made(target, converter, whole, target, self._config)
+        made = Made(target, converter, whole, target, self._model)
         try:
             names = made.names()
-        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever a converter raises
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"the checkpoint's tensors do not make {target} ({reason}); fetch it anew") from error
-        return {name: Made(name, converter, whole, target, self._config) for name in names}
+        return {name: Made(name, converter, whole, target, self._model) for name in names}
 
 
 def _apart(path: str, stack: str, converter: Any, sources: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Block = dict[str, Any]
 _ROLES = ("user", "assistant", "system")
 _BLOCKS_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 _CONTENT = "text, or a list of blocks that is not empty"
-_NO_MEDIA = "models here read text alone"
+_NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
 _REASONS = {
     "image": _NO_MEDIA,
     "document": _NO_MEDIA,

@@ -9,11 +9,11 @@ from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
 from quintet.server.http.openai.completions_protocol import TokenId
 from quintet.server.http.pooling.encoding_format import COHERE_TYPES, DTYPES, ENDIANNESS, FORMATS
 
-_TEXT_ALONE = "models here take text alone"
+_NO_MEDIA = "images, audio and video of no model are served yet, text alone"
 _UNSUPPORTED: dict[str, UnsupportedField] = {
-    "mm_processor_kwargs": UnsupportedField(_TEXT_ALONE),
+    "mm_processor_kwargs": UnsupportedField(_NO_MEDIA),
     "padding": UnsupportedField("texts are never padded here", ("do_not_pad",)),
-    "images": UnsupportedField(_TEXT_ALONE, ([],)),
+    "images": UnsupportedField(_NO_MEDIA, ([],)),
 }
 _DOCUMENT = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]}
 Document = Annotated[Any, WithJsonSchema(_DOCUMENT)]
@@ -142,4 +142,4 @@ class CohereEmbedRequest(Body):
     )
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower runs first")
 
-    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {"images": UnsupportedField(_TEXT_ALONE, ([],))}
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {"images": UnsupportedField(_NO_MEDIA, ([],))}

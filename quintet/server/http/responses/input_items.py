@@ -19,7 +19,7 @@ _PART_KEYS = {
     "output_text": ("type", "text", "annotations", "logprobs"),
     "refusal": ("type", "refusal"),
 }
-_NO_MEDIA = "models here read text alone"
+_NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
 _REASONS = {
     "input_image": _NO_MEDIA,
     "input_file": _NO_MEDIA,

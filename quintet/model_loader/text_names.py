@@ -1,0 +1,72 @@
+"""Names of a text model's tensors in the files of a multimodal model: towers of other modalities are passed over."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from quintet.config import EngineConfig
+from quintet.model_loader.weight_files import WeightFiles, format_names
+
+# what wrappers put around the names of their text model; behind "model." comes its trunk, without a head
+_WRAPPED = re.compile(r"(?:thinker\.)?(?P<trunk>model\.)?(?:language_model|text_model|llm)\.(?P<name>.+)")
+_TRUNK = re.compile(r"(layers|embed_tokens|norm|embed_tokens_per_layer|embedding_norm)\.")  # without "model."
+_LAYERS = re.compile(r"model\.(blocks|encoder\.layers)\.")  # transformers 5.23 saves layers of some under these names
+_HEAD = re.compile(r"(?:thinker\.)?(?P<name>(lm_head|score|classifier|v_head|value_head|rank_head)\..+)")
+# beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
+_TOWER = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
+    r"|multi_modal_projector|mm_projector|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav"
+    r"|code2wav)\..+"
+)
+_THINKER = "thinker."  # of models that speak: the part that writes
+
+TextName = Callable[[str], str | None]
+
+
+def text_names(names: Iterable[str]) -> TextName:
+    """Returns a function of a tensor's name in these files -> its name in the text model; None for a tower's tensor."""
+    known = list(names)
+    if any(_WRAPPED.fullmatch(name) for name in known):
+        return _unwrapped
+    if any(name.startswith(_THINKER) for name in known):
+        return lambda name: _without_towers(name.removeprefix(_THINKER)) if name.startswith(_THINKER) else None
+    return _without_towers
+
+
+def _unwrapped(name: str) -> str | None:
+    """model.language_model.layers.0..., language_model.model.layers.0... -> model.layers.0..."""
+    match = _WRAPPED.fullmatch(name) or _HEAD.fullmatch(name)
+    if match is None:
+        return None
+    own = _LAYERS.sub("model.layers.", match["name"])
+    is_trunk = match.groupdict().get("trunk") and not own.startswith(("model.", "lm_head."))
+    return f"model.{own}" if is_trunk or _TRUNK.match(own) else own
+
+
+def _without_towers(name: str) -> str | None:
+    return None if _TOWER.fullmatch(name) else name
+
+
+def _tower_of(name: str) -> str:
+    """Returns the part of a multimodal model that a tower's tensor is of: model.vision_tower.x -> vision_tower."""
+    parts = [part for part in name.split(".") if part not in ("model", "thinker")]
+    return parts[0] if parts else name
+
+
+def describe_files(config: EngineConfig, family: str, weights: WeightFiles) -> list[str]:
+    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text."""
+    if weights.folder.is_file():
+        return []
+    if weights.load_format == "pt" and config.load_format == "auto":
+        only = f"weights: {weights.folder} has only what torch.save wrote; it is read without running what is in it"
+        return [only, *_describe_towers(family, weights)]
+    return _describe_towers(family, weights)
+
+
+def _describe_towers(family: str, weights: WeightFiles) -> list[str]:
+    names = [name for _, handle in weights.open_files() for name in handle.keys()]
+    text_name = text_names(names)
+    towers = Counter(_tower_of(name) for name in names if text_name(name) is None)
+    listed = format_names([f"{tower} ({count})" for tower, count in towers.most_common()])
+    what = f"text of a multimodal model runs as {family}; images, audio and video are not served yet"
+    return [f"{what}. Tensors of other parts are passed over: {listed}"] if towers else []
