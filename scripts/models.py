@@ -222,9 +222,9 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
     found = [
         "sinusoids" if isinstance(each, SinusoidalPositionEmbedding) else "learned positions" for each in tables[:1]
     ]
-    if any(rotary._interleaved for rotary in rotaries):
+    if any(rotary.interleaved for rotary in rotaries):
         found.append("neighbours turned")
-    if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
+    if any(rotary.dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
         found.append("part of each head turned")
     if rotaries and any(attend.rotary is None for attend in attends):
         found.append("no positions in some layers")
@@ -288,9 +288,9 @@ A multimodal model runs as its text model: the type in its config's `text_config
 of other parts (`vision_tower`, `audio_tower`, projectors) are passed over, which a line at start says. Images, audio
 and video are not served yet, and are refused in requests. Where no family here has the type, transformers' code may run
 it. `tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
-`mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`, `exaone4_5`,
-`hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`, `gemma3`,
-`gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are attended to both ways.
+`mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`,
+`exaone4_5`, `hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`,
+`gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are attended to both ways.
 
 ## Left out
 
