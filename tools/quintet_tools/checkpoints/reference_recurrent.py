@@ -21,14 +21,14 @@ class Causal(nn.Module):
     def __init__(self, settings: Settings, trunk: nn.Module) -> None:
         super().__init__()
         self.model = trunk
-        self.lm_head = nn.Linear(settings["hidden_size"], settings["vocab_size"], bias=False)
-        self._tied = settings["tie_word_embeddings"]
+        tied = settings["tie_word_embeddings"]
+        self.lm_head = None if tied else nn.Linear(settings["hidden_size"], settings["vocab_size"], bias=False)
         self.config = SimpleNamespace(model_type=type(trunk).__name__)
 
     def forward(self, ids: Tensor, use_cache: bool = False) -> Any:
         """Returns the logits of one request."""
         x = self.model(ids[0])
-        head = self.model.get_parameter("embed_tokens.weight") if self._tied else self.lm_head.weight
+        head = self.model.get_parameter("embed_tokens.weight") if self.lm_head is None else self.lm_head.weight
         return SimpleNamespace(logits=functional.linear(x, head)[None])
 
 
