@@ -14,6 +14,7 @@ from typing import Any
 from quintet.common.json_files import read_object
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
+from quintet.tokenizers.load_errors import load_error, one_line, without_json
 from quintet.tokenizers.token_bytes import TokenBytes
 
 logger = logging.getLogger(__name__)
@@ -179,12 +180,8 @@ def _panic_as_value_error(what: str) -> Iterator[None]:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise ValueError(
-            f"the tokenizer cannot {what} ({_line(error)}); give another, or mend the model's tokenizer.json"
+            f"the tokenizer cannot {what} ({one_line(error)}); give another, or mend the model's tokenizer.json"
         ) from None
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _template(value: Any) -> str | dict[str, str] | None:
@@ -224,7 +221,7 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
         not any((folder / each).is_file() for each in ("tokenizer.json", "vocab.json", "vocab.txt"))
         and not _converters()
     ):
-        raise ValueError(_without_json(folder, "neither sentencepiece nor tiktoken is installed"))
+        raise ValueError(without_json(folder, "neither sentencepiece nor tiktoken is installed"))
     name = readings.digest("tokenizer", contents(folder))
     if (kept := readings.find(name, lambda reading: _thaw(reading, folder, load))) is not None:
         return kept
@@ -242,14 +239,14 @@ def _load_tekken(file: Path) -> Tokenizer:
     try:
         from transformers.integrations.mistral import convert_tekken_tokenizer
     except ImportError as error:
-        raise ValueError(f"{file}: transformers reads no tekken.json yet ({_line(error)}); upgrade it") from None
+        raise ValueError(f"{file}: transformers reads no tekken.json yet ({one_line(error)}); upgrade it") from None
     if importlib.util.find_spec("mistral_common") is None:
         logger.info("%s: without mistral-common it has no chat template: pip install 'quintet[mistral]'", file)
     try:
         with _panic_as_value_error("be made of its description"):
             return Tokenizer.from_transformers(convert_tekken_tokenizer(str(file)))
     except Exception as error:  # what a damaged file does to transformers
-        raise ValueError(f"{file} cannot be read ({_line(error)}); fetch it again") from error
+        raise ValueError(f"{file} cannot be read ({one_line(error)}); fetch it again") from error
 
 
 def _load_gguf(file: Path) -> Tokenizer:
@@ -349,7 +346,7 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
         with _panic_as_value_error("be loaded"):
             hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
-        raise ValueError(_load_error(Path(path), error)) from error
+        raise ValueError(load_error(Path(path), error)) from error
     if not getattr(hf, "is_fast", False):
         raise ValueError(
             f"the tokenizer of {path} ({type(hf).__name__}) has no fast form; convert it: "
@@ -360,39 +357,9 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
     return hf
 
 
-def _load_error(folder: Path, error: Exception) -> str:
-    if not folder.is_dir():
-        return f"cannot load the tokenizer of {str(folder)!r}, which is no folder here: {_line(error)}"
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        try:
-            if (folder / name).exists():
-                read_object(folder / name)
-        except OSError as damage:
-            return f"{folder / name} cannot be read: {damage}; fetch it again from the model's source"
-        except ValueError as damage:
-            return str(damage)
-    if "trust_remote_code" in str(error):
-        return (
-            f"the tokenizer in {folder} is code of its own, and quintet runs none of tokenizers, trust_remote_code or "
-            "not: it needs a tokenizer.json. Name a folder or a hub id that has one for this vocabulary (--tokenizer; "
-            "conversions of the model to transformers' own classes often do), or save a fast tokenizer here"
-        )
-    if not (folder / "tokenizer.json").exists():
-        return _without_json(folder, _line(error))
-    return f"cannot load the tokenizer in {folder}: {_line(error)}; fetch its files again from the model's source"
-
-
 def _converters() -> list[str]:
     """Returns the installed packages that convert an older file to tokenizer.json."""
     return [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is not None]
-
-
-def _without_json(folder: Path, why: str) -> str:
-    return (
-        f"{folder} has no tokenizer.json, and what is there could not be converted ({why}); copy the file from the "
-        "model's source, or have transformers write it: pip install sentencepiece tiktoken, then "
-        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-    )
 
 
 def refuse_surrogates(text: str, what: str = "the text") -> None:
