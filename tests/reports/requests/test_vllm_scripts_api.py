@@ -70,7 +70,7 @@ def test_the_length_is_given_once() -> None:
         {"enable_sleep_mode": True}, {"enable_sleep_mode": False}, {"task": "generate"}, {"task": "auto"},
         {"max_num_seqs": None}, {"max_num_batched_tokens": None}, {"block_size": None}, {"quantization_config": {}},
         {"quantization_config": None}, {"enable_lora": False}, {"swap_space": 0}, {"cpu_offload_gb": 0},
-        {"limit_mm_per_prompt": {}}, {"rope_scaling": None}, {"disable_sliding_window": False},
+        {"rope_scaling": None}, {"disable_sliding_window": False},
     ],
     ids=str,
 )  # fmt: skip
