@@ -10,7 +10,7 @@ from quintet.parsers.value_reader import JSON, to_json
 
 # Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
 # nothing else until its tokens are used up.
-WHITESPACE = r"[ \t]{1,2}|[ \t]{0,2}\r?\n[ \t]{0,64}"
+WHITESPACE = r"[ \t]{1,2}|[ \t]{0,2}\r?\n[ \t]{0,32}"
 MAX_OPTIONS = 1000  # of one argument's schema that are looked at; what is in others is text
 TEXT = frozenset({"string"})
 ANY = frozenset({"null", "boolean", "integer", "number", "array", "object"})

@@ -184,15 +184,15 @@ async def _sharing(caller: Caller, shape: Shape, engines: int) -> tuple[float, .
     took = [await _both(caller, shape, count) for count in range(1, engines + 1)]
     factors = [1.0]
     for count, now in enumerate(took[1:], 2):
-        ratios = [later / earlier for earlier, later in zip(took[0], now, strict=True)]
+        ratios = [each / took[0][what] for what, each in now.items() if what in took[0]]
         factors.append(round(max(factors[-1], statistics.geometric_mean(ratios)), 4))
         print_stderr(f"while {count} engines compute: {factors[-1]:.2f} times as long")
     return tuple(factors)
 
 
-async def _both(caller: Caller, shape: Shape, engines: int) -> tuple[float, ...]:
-    """Seconds of a prompt, and of a step that decodes."""
+async def _both(caller: Caller, shape: Shape, engines: int) -> dict[str, float]:
+    """Seconds of a prompt, and of a step that decodes; without the step, if engines were not seen to decode at once."""
     size = min(64, shape.max_num_batched_tokens, shape.max_model_len - 1)
     prompts = [await caller.prefill([caller.prompt(size) for _ in range(engines)]) for _ in range(ROUNDS)]
     steps = [found for _ in range(ROUNDS) if (found := await caller.decode(1, 16, engines))]
-    return tuple(mean(each).seconds for each in (prompts, steps) if each)
+    return {what: mean(each).seconds for what, each in (("prompt", prompts), ("step", steps)) if each}
