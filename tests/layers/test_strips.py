@@ -63,7 +63,7 @@ class Packed:
     def reader(self, module: str) -> Any:
         return self
 
-    def of(self, module: str, shard: ShardRange) -> Any:
+    def format_for(self, module: str, shard: ShardRange) -> Any:
         return self._form, self
 
 

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(load: ServeLoad, arguments: argparse.Namespace) -> None:
     """ValueError where flags say what a trace says, or belong to one."""
     settled = ("dataset", "request_rate", "input_len", "output_len", "ignore_eos", "prompts", "max_concurrency")
-    beside = [name for name in settled if f"Load.{name}" in vars(arguments)]
+    beside = [name for name in settled if f"{ServeLoad.__name__}.{name}" in vars(arguments)]
     if load.trace is not None and beside:
         raise ValueError(f"{beside[0]} is settled by trace, which says what is sent when; leave one of them out")
     if load.trace is not None and load.endpoint == "chat":

@@ -141,7 +141,7 @@ def test_other_machines_hear_of_the_end_and_go_before_this_process(
     did, farewell, ranks = list[str](), Shutdown(), engine.client.engine_plan.ranks
     monkeypatch.setattr(os, "_exit", lambda code: did.append(f"exits with {code}"))
     farewell("before they have started")
-    monkeypatch.setattr(ranks, "others", Elsewhere(did))
+    monkeypatch.setattr(ranks, "remote_ranks", Elsewhere(did))
     monkeypatch.setattr(ranks.workers[0].comm, "leave", lambda: did.append("they are waited for"))
     farewell.ranks = ranks
     farewell("")
