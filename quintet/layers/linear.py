@@ -161,6 +161,11 @@ class ColumnParallelLinear(Layer):
         source = weight.source.removesuffix("weight") + "bias"
         return replace(weight, source=source, shape=(split.total,), ranges=ranges, transposed=False)
 
+    @property
+    def sums_over_ranks(self) -> bool:
+        """True if each rank has some of the inputs: sums round in another order than in one process."""
+        return self._reduce
+
     def bias_slice(self, path: str, output: int) -> CheckpointSlice:
         """Returns the checkpoint's slice with the bias of one output, given the path of a module beside this one."""
         return self._bias(self._weight(path).slices[output], self._splits[output])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from torch import nn
 
 from quintet.config import EngineConfig
 from quintet.distributed.rendezvous import listen_on
@@ -35,6 +36,7 @@ from quintet.engine.parallel.multiproc import RankProcesses
 from quintet.engine.parallel.ray import BACKEND, RankActors
 from quintet.interface.platform import Capabilities, Channel, DeviceLost
 from quintet.interface.types import RankInfo
+from quintet.layers.moe.moe import MoE
 
 __all__ = [
     "ParallelGroup",
@@ -185,15 +187,25 @@ def describe_ranks(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup
     size, stage = config.tensor_parallel_size, ranks.workers[0].stage
     if stage.counts:
         return [f"{len(stage.counts)} stages: {', '.join(map(str, describe_stages(stage.counts)))}"]
-    if size == 1 or facts.processes:
+    if size == 1:
         return []
+    rounding = describe_rounding(ranks.workers[0].model)
+    if facts.processes:
+        return rounding
     if facts.spmd:
         of = f" of {config.nnodes} machines" if config.nnodes > 1 else ""
         drives = "a process on each drives its own" if of else "this process drives all of them"
-        return [f"{size} devices{of}: {drives}, and the compiler adds the collectives"]
+        return [f"{size} devices{of}: {drives}, and the compiler adds the collectives", *rounding]
     kind = type(ranks.workers[0].comm).__name__
     how = "processes of this machine" if wants_processes(config, facts) else "threads of this process"
-    return [f"{size} ranks: {how}; communicator: {kind}"]
+    return [f"{size} ranks: {how}; communicator: {kind}", *rounding]
+
+
+def describe_rounding(model: nn.Module) -> list[str]:
+    """Describes whether ranks give the tokens of one process."""
+    if not any(isinstance(each, MoE) or getattr(each, "sums_over_ranks", False) for each in model.modules()):
+        return ["ranks: tokens are those of one process, to the bit"]
+    return ["ranks: sums round in another order than in one process, and tokens that are nearly as likely may differ"]
 
 
 def describe_stages(counts: Sequence[int]) -> list[str]:
