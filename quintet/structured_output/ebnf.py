@@ -43,7 +43,7 @@ class _Parser:
                 named.add(text)
         terminals = _terminals(parts)
         names = {name: f"{'T' if name in terminals else 'r'}{number}" for number, name in enumerate(parts)}
-        self._names = {**names, **({"root": "start"} if "root" in parts else {})}
+        self._names = names
 
     def written(self) -> str:
         """Returns all rules in Lark."""
@@ -57,7 +57,9 @@ class _Parser:
             if name in rules:
                 raise ValueError(f"line {line}: there is another rule {name!r}")
             rules[name] = self._choice(0)
-        return "\n".join(f"{self._names[name]}: {body}" for name, body in rules.items())
+        # a root of texts and classes alone is one terminal: its parts may then overlap, as [a-z]+ before "b" does
+        written = [f"start: {self._names['root']}"]
+        return "\n".join([*written, *(f"{self._names[name]}: {body}" for name, body in rules.items())])
 
     def _choice(self, depth: int) -> str:
         if depth > MAX_DEPTH:
@@ -121,9 +123,9 @@ class _Parser:
 
 
 def _terminals(parts: Mapping[str, set[str]]) -> set[str]:
-    """Returns the rules that name none but such rules; `root` is none of them."""
+    """Returns the rules that name none but such rules."""
     found = set[str]()
-    while more := {name for name, named in parts.items() if name not in found and name != "root" and named <= found}:
+    while more := {name for name, named in parts.items() if name not in found and named <= found}:
         found |= more
     return found
 

@@ -50,6 +50,13 @@ def test_texts_of_the_grammar_are_those_it_means(grammar: str, pattern: str) -> 
     assert all(re.fullmatch(pattern, each, re.DOTALL) for each in texts), texts
 
 
+@pytest.mark.parametrize(("written", "whole"), [("aab", True), ("aabb", True), ("b", False), ("aa", False)])
+def test_a_run_of_letters_ends_before_one_of_them(written: str, whole: bool) -> None:
+    """A rule of texts and classes takes all that it can; in a grammar of such rules alone it gives back what follows."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), text(grammar='root ::= x "b"\nx ::= [a-z]+'))
+    assert matcher.consume_tokens(list(written.encode())) and matcher.is_accepting() is whole
+
+
 def test_it_is_served_within_a_structural_tag() -> None:
     inner = {"type": "grammar", "grammar": 'root ::= "<" [^\\-}]{2} x\nx ::=\n  "}"\n| "\\u00e9"'}
     grammar = text(structural_tag={"type": "structural_tag", "format": inner})
