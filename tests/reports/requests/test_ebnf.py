@@ -52,7 +52,7 @@ def test_texts_of_the_grammar_are_those_it_means(grammar: str, pattern: str) -> 
 
 @pytest.mark.parametrize(("written", "whole"), [("aab", True), ("aabb", True), ("b", False), ("aa", False)])
 def test_a_run_of_letters_ends_before_one_of_them(written: str, whole: bool) -> None:
-    """A rule of texts and classes takes all that it can; in a grammar of such rules alone it gives back what follows."""
+    """A rule of texts and classes takes all that it can; where all rules are such, it gives back what follows."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), text(grammar='root ::= x "b"\nx ::= [a-z]+'))
     assert matcher.consume_tokens(list(written.encode())) and matcher.is_accepting() is whole
 
