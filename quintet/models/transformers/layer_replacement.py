@@ -30,6 +30,13 @@ ROUTERS = re.compile(r"(.*\.)?(gate|router|router\.\w+|shared_expert_gate)")  # 
 CONV1D = "transformers.pytorch_utils.Conv1D"  # GPT-2's product, with a weight stored as [in, out]
 
 
+def float32_modules(theirs: Any, dtype: torch.dtype) -> list[str]:
+    """Returns the names of modules that transformers keeps in float32 beside weights of this type. Read from the class:
+    the method that says it came after transformers 5.0."""
+    kept = list(theirs._keep_in_fp32_modules or ()) if dtype == torch.float16 else []
+    return kept + list(theirs._keep_in_fp32_modules_strict or ()) * (dtype in (torch.float16, torch.bfloat16))
+
+
 class Replacing:
     """Puts our layers in the places of modules that are plainly what they are."""
 
@@ -41,7 +48,7 @@ class Replacing:
         self._tokens, self._head = theirs.get_input_embeddings(), theirs.get_output_embeddings()
         self._tied = self._head.weight is self._tokens.weight
         self._paths = {module: path for path, module in theirs.named_modules()}
-        self._fp32 = [key for key, dtype in theirs._get_dtype_plan(build.dtype).items() if dtype == torch.float32]
+        self._fp32 = float32_modules(theirs, build.dtype)
 
     def replace(self) -> dict[str, Loose]:
         """-> what is left."""

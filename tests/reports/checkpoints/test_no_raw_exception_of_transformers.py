@@ -16,7 +16,7 @@ from quintet.engine.startup import prepare
 from quintet.models.transformers import weight_names
 from quintet.models.transformers.weight_names import Made, Outline
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.platforms.engines import engine
+from tests.helpers.platforms.engines import answers, engine
 
 BUNDLED_FOLDER = Path(quintet.__file__).parent / "bundled"
 BACKEND = {"model_impl": "transformers"}
@@ -82,3 +82,16 @@ def test_an_odd_config_is_refused_in_a_sentence(
     (folder / "config.json").write_text(json.dumps({**config, **entries}))
     with pytest.raises(ValueError, match=r"\w+"):
         prepare(EngineConfig.from_kwargs(model=str(folder), device="cpu", **settings), met=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_the_interfaces_of_transformers_5_0_serve(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names modules in float32 by no method, and converters give their record of errors beside the tensors."""
+    tiny, convert = variant(family, "plain"), WeightConverter.convert
+    monkeypatch.setattr(WeightConverter, "convert", lambda self, *args, **more: (convert(self, *args, **more), {}))
+    monkeypatch.delattr(transformers.PreTrainedModel, "_get_dtype_plan", raising=False)
+    tokens = []
+    for how in ("quintet", "transformers"):
+        with engine(tiny, model_impl=how, dtype="float32") as llm:
+            tokens += [answers(llm, 8)]
+    assert tokens[0] == tokens[1]
