@@ -27,14 +27,14 @@ def _stale_table(launch: Any) -> Any:
 def _backwards(launch: Any) -> Any:
     def faulty(self: Any, state: Any, batch: Any) -> Any:
         outputs = launch(self, state, batch)
-        return outputs._replace(aux_hidden_states=outputs.taps[::-1])
+        return outputs._replace(aux_hidden_states=outputs.aux_hidden_states[::-1])
 
     return faulty
 
 
 def _variant(batch: Any) -> ShapeBucket:
     """The size of a step."""
-    tokens, requests, rows = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1, batch.rows.shape[0]
+    tokens, requests, rows = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1, batch.logits_indices.shape[0]
     return ShapeBucket(tokens, requests, rows, tuple(group.block_table.shape[1] for group in batch.groups))
 
 
