@@ -108,7 +108,7 @@ def test_its_own_tests_pass(vendor: Environment) -> None:
     ("more", "trials"),
     [
         pytest.param(["--quick"], 100, id="some trials", marks=pytest.mark.slow),
-        pytest.param([], 1000, id="all", marks=[pytest.mark.sweep, pytest.mark.timeout(3000)]),
+        pytest.param([], 800, id="all", marks=[pytest.mark.sweep, pytest.mark.timeout(3000)]),
     ],
 )
 def test_it_keeps_the_contract(more: list[str], trials: int, vendor: Environment, tmp_path: Path) -> None:
