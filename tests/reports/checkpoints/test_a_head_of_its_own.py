@@ -1,5 +1,5 @@
 """The files count, not config.json: a head that differs from the token embedding is used though the config has
-tie_word_embeddings=true, as transformers 5 and vLLM do (reports.md 8)."""
+tie_word_embeddings=true, as transformers 5 and vLLM do (report 8)."""
 
 import json
 import logging

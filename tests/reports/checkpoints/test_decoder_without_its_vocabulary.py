@@ -1,4 +1,4 @@
-"""A tokenizer's decoder is read by itself: to_str() writes and parses the whole vocabulary (truth.md, FAULT 2)."""
+"""A tokenizer's decoder is read by itself: to_str() writes and parses the whole vocabulary."""
 
 from typing import Any
 

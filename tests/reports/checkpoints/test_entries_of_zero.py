@@ -1,4 +1,4 @@
-"""Entries of a config.json whose normal value is 0 are taken (missing.md, DeBERTa's type_vocab_size)."""
+"""Entries of a config.json whose normal value is 0 are taken (claim: DeBERTa's type_vocab_size)."""
 
 import pytest
 

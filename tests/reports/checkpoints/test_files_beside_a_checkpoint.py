@@ -1,5 +1,5 @@
 """Keys of the files that Sentence Transformers, PyLate and transformers write beside a checkpoint are obeyed, or
-refused by name (reports.md, "what stands beside a checkpoint is read in part")."""
+refused by name (report: "what stands beside a checkpoint is read in part")."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Texts that become numbers have the ids that transformers gives them, also where they begin with the text of the BOS
-(reports.md 7); a prompt that text is generated for keeps one BOS."""
+(report 7); a prompt that text is generated for keeps one BOS."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""int8 KV caches of models whose key projection has a large bias in a few channels (Qwen2.5: truth, section 3)."""
+"""int8 KV caches of models whose key projection has a large bias in a few channels (Qwen2.5)."""
 
 import shutil
 from pathlib import Path

@@ -21,7 +21,7 @@ from tests.e2e.pooling.test_scores import SIZES, WORDS, tokenizer
 TEXTS = ["a cat sat", "the dog ran on the mat", "where is it"]
 Plain = torch.nn.Identity
 ORDERS: dict[str, Callable[[], list[Any]]] = {
-    "reports.md 5: Normalize, Dense": lambda: [Normalize(), Dense(48, 8, bias=False, activation_function=Plain())],
+    "report 5: Normalize, Dense": lambda: [Normalize(), Dense(48, 8, bias=False, activation_function=Plain())],
     "Normalize, Dense with bias and tanh": lambda: [Normalize(), Dense(48, 8)],
     "Dense, Normalize, Dense": lambda: [Dense(48, 16), Normalize(), Dense(16, 8)],
     "Normalize, Dense, Normalize": lambda: [Normalize(), Dense(48, 8), Normalize()],
@@ -152,7 +152,7 @@ def test_modules_of_tokens_are_applied_in_their_order(normalized: bool, trunk: P
 
 @pytest.mark.parametrize("name", ["linear.weight", "colbert_linear.weight"])
 def test_a_colberts_projection_is_applied_to_each_token(name: str, trunk: Path, tmp_path: Path) -> None:
-    """missing.md, Not true, 1: as colbert-ir publishes it."""
+    """claim 1: as colbert-ir publishes it."""
     tensors = {f"bert.{key}": each for key, each in load_file(trunk / "model.safetensors").items()}
     weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(3))
     save_file({**tensors, name: weight}, tmp_path / "model.safetensors", metadata={"format": "pt"})

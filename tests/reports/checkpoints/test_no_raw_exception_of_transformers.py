@@ -1,4 +1,4 @@
-"""Any exception of transformers' code at load is one sentence (missing.md, Not true 3; attack.md A11)."""
+"""Any exception of transformers' code at load is one sentence (claim 3; attack A11)."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def test_a_converter_gets_a_model_that_has_parameters() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        {"model_type": {"a": 1}},  # attack.md A11
+        {"model_type": {"a": 1}},  # attack A11
         {"model_type": ["llama"]},
         {"text_config": {"model_type": {"a": 1}}},
         {"model_type": "llava", "text_config": {"model_type": {"a": 1}}},

@@ -1,4 +1,4 @@
-"""Files of one naming are a model's weights, where a folder without an index holds others too (reports.md 19)."""
+"""Files of one naming are a model's weights, where a folder without an index holds others too (report 19)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ def beside(name: str) -> Callable[[Path, dict[str, Tensor]], None]:
         beside("optimizer.safetensors"),
         lambda folder, tensors: shards(folder, tensors, naming="model.fp16"),
     ],
-    ids=["consolidated (reports.md 19)", "consolidated shards", "adapter", "optimizer", "variant"],
+    ids=["consolidated (report 19)", "consolidated shards", "adapter", "optimizer", "variant"],
 )
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 def test_shards_without_an_index_are_the_model(

@@ -1,4 +1,4 @@
-"""Pickles that would hang, crash or swell a reader are refused in a sentence, soon (attack.md A7)."""
+"""Pickles that would hang, crash or swell a reader are refused in a sentence, soon (attack A7)."""
 
 import subprocess
 import sys

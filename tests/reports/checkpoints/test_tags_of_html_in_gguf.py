@@ -1,4 +1,4 @@
-"""`</s>` that a byte-level GGUF vocabulary has as a normal token is text, as in the model's original (truth.md 1); in
+"""`</s>` that a byte-level GGUF vocabulary has as a normal token is text, as in the model's original; in
 other vocabularies, and where it is the EOS, it is a control token."""
 
 from typing import Any

@@ -1,5 +1,5 @@
 """Text that comes token by token is what the tokenizer's own decode() makes of all tokens, for each decoder of the
-`tokenizers` package (reports.md, "tokenizers are more than their encoder").
+`tokenizers` package (report: "tokenizers are more than their encoder").
 
 Not held here: a run of byte tokens that is invalid somewhere keeps its valid characters, which streams have shown by
 then; `tokenizers` replaces the whole run.

@@ -1,4 +1,4 @@
-"""Text of multimodal checkpoints: a wrapper's text model gives the wrapper's own tokens (missing.md, Not true 2 and 4).
+"""Text of multimodal checkpoints: a wrapper's text model gives the wrapper's own tokens (claim 2 and 4).
 
 The wrappers are transformers' own classes with small random weights, saved by save_pretrained().
 """
@@ -257,7 +257,7 @@ def test_the_end_of_a_text_is_read_of_the_text_config(tmp_path: Path) -> None:
 
 
 def test_mistrals_own_format_with_a_vision_encoder(tmp_path: Path) -> None:
-    """Ministral 3's params.json (missing.md, Not true 4)."""
+    """Ministral 3's params.json (claim 4)."""
     params = {
         "dim": 64, "n_layers": 2, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5,
         "vocab_size": VOCAB, "rope_theta": 1e6, "max_position_embeddings": 262144, "tied_embeddings": True,

@@ -1,4 +1,4 @@
-"""What explain says of ranks' tokens: only weights that are rounded row by row keep those of one process (truth, 5)."""
+"""What explain says of ranks' tokens: only weights that are rounded row by row keep those of one process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Text up to a second end of a thought is thought where a budget set the first (missing.md "Not true" 8)."""
+"""Text up to a second end of a thought is thought where a budget set the first (claim 8)."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A thought ends at a call; a chunk has a thought, words or calls, never two of them (reports.md 12 and the kinds)."""
+"""A thought ends at a call; a chunk has a thought, words or calls, never two of them (report 12 and the kinds)."""
 
 import json
 from typing import Any

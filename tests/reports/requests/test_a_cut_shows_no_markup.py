@@ -1,4 +1,4 @@
-"""What max_tokens, a stop string or an abort leaves open is no content, and nothing is invented (reports.md 13)."""
+"""What max_tokens, a stop string or an abort leaves open is no content, and nothing is invented (report 13)."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def events(name: str, text: str, whole: bool, size: int, reasoning: str = "") ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_beginning_of_a_call_is_content(name: str) -> None:
-    """reports.md 13: at every character, and behind a complete call (kimi_k2 required)."""
+    """report 13: at every character, and behind a complete call (kimi_k2 required)."""
     before = "" if name in ALONE else "Let me look."
     text = before + WRITERS[name]([WEATHER, ("now", {})])
     calls = parse(text, TOOL_PARSERS.get(name), None, TOOLS).calls

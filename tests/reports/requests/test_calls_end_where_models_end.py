@@ -1,4 +1,4 @@
-"""Grammars of forced calls let the model end behind the text that stands between two calls (truth.md FAULT 1)."""
+"""Grammars of forced calls let the model end behind the text that stands between two calls."""
 
 import pytest
 

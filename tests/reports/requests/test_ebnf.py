@@ -1,4 +1,4 @@
-"""EBNF as llama.cpp and xgrammar write it. reports.md 3, and "Not counted above" for the regex of a structural tag."""
+"""EBNF as llama.cpp and xgrammar write it. report 3, and "Not counted above" for the regex of a structural tag."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A chat template that gives nothing is refused in a sentence on every route (attack.md A12)."""
+"""A chat template that gives nothing is refused in a sentence on every route (attack A12)."""
 
 from collections.abc import Iterator
 from typing import Any

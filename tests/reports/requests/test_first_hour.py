@@ -1,4 +1,4 @@
-"""Words of other programs, wrong names and a missing network get one sentence that helps (newcomer.md 0, A, B)."""
+"""Words of other programs, wrong names and a missing network get one sentence that helps (newcomers)."""
 
 import subprocess
 import sys

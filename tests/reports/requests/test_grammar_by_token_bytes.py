@@ -30,7 +30,7 @@ def llm() -> Iterator[LLM]:
     served.close()
 
 
-CASES: list[tuple[dict[str, Any], str]] = [  # reports.md 1
+CASES: list[tuple[dict[str, Any], str]] = [  # report 1
     ({"choice": ["<think>one"]}, "<think>one"),
     ({"choice": ["a <think> b"]}, "a <think> b"),
     ({"choice": ["</s> is a tag"]}, "</s> is a tag"),
@@ -51,7 +51,7 @@ def test_the_text_of_an_added_token_comes(llm: LLM, wanted: dict[str, Any], patt
 
 
 def test_hidden_tokens_are_never_text(llm: LLM) -> None:
-    """reports.md 1: with special tokens left out of the text, it is still what the grammar asks for."""
+    """report 1: with special tokens left out of the text, it is still what the grammar asks for."""
     wanted = {"choice": ["</s><|end|> is a tag"]}
     output = llm.generate(["x"], SamplingParams(max_tokens=60, structured_outputs=wanted), use_tqdm=False)[0].outputs[0]
     assert output.text == "</s><|end|> is a tag"
@@ -101,7 +101,7 @@ SERVED = {
 
 @pytest.mark.parametrize("name", SERVED)
 def test_each_decoder_whose_tokens_have_bytes_is_served(tmp_path: Path, name: str) -> None:
-    """reports.md 10"""
+    """report 10"""
     tokenizer = tokenizer_of(tmp_path, SERVED[name], "Metaspace" not in name)
     assert written(tokenizer, choice=["x hi by"]) == "x hi by"
     assert json.loads(written(tokenizer, json={"const": "hi by"})) == "hi by"
@@ -117,20 +117,20 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_decoders_are_refused_before_anything_runs(tmp_path: Path, name: str) -> None:
-    """reports.md 10"""
+    """report 10"""
     with pytest.raises(ParameterError, match=name):
         written(tokenizer_of(tmp_path, decoders.Sequence(REFUSED[name])), choice=["x"])
 
 
 def test_text_that_no_token_can_write_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    """reports.md 10"""
+    """report 10"""
     with pytest.raises(ParameterError, match="no tokens for a text"):
         written(tokenizer_of(tmp_path, SERVED["Metaspace"], byte_fallback=False), choice=["né 中"])
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()])
 def test_text_that_a_normalizer_would_change_comes_as_it_is(tmp_path: Path, normalizer: Any) -> None:
-    """reports.md 1"""
+    """report 1"""
     tokenizer = tokenizer_of(tmp_path, SERVED["Gemma"], normalizer=normalizer)
     for text in ("cafe\u0301 Noir", "\ufb01sh", "\uff11\uff12 A"):
         assert written(tokenizer, choice=[text]) == text
@@ -139,7 +139,7 @@ def test_text_that_a_normalizer_would_change_comes_as_it_is(tmp_path: Path, norm
 
 @pytest.mark.parametrize("marker", ["<tag>", "<mark>"])
 def test_a_marker_that_is_a_token_triggers(tmp_path: Path, marker: str) -> None:
-    """reports.md 2: in free text the token is let, and the tag follows; so it does at the start, and as an end."""
+    """report 2: in free text the token is let, and the tag follows; so it does at the start, and as an end."""
     tokenizer = tokenizer_of(tmp_path, SERVED["Gemma"])
     token = tokenizer.token_id(marker)
     assert token is not None

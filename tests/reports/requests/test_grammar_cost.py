@@ -37,7 +37,7 @@ SERVED = [
     {"json": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,30}@[a-z]{2,30}$"}}},
     {"regex": "[a-z ]*"},
 ]
-REFUSED = [  # attack.md A1, A6
+REFUSED = [  # attack A1, A6
     ({"regex": "(x{5000}){5000}"}, "too many"),
     ({"regex": "(y{4000}z{1000}){5000}"}, "too many"),
     ({"regex": "[a-z]{30}(x{5000}){5000}"}, "too many"),
@@ -68,7 +68,7 @@ def checker() -> Any:
 
 @pytest.mark.parametrize("wanted", SERVED)
 def test_what_is_large_and_plain_is_served(checker: CompileChecker, wanted: dict[str, Any]) -> None:
-    """attack.md A6: an object of 1,000 properties and a choice of 5,000, among others."""
+    """attack A6: an object of 1,000 properties and a choice of 5,000, among others."""
     assert checker.compile_error(text(wanted)) == ""
 
 
@@ -78,13 +78,13 @@ def test_masks_are_tried_before_a_grammar_is_served(checker: CompileChecker, wan
 
 
 def test_an_object_of_a_thousand_properties_is_written() -> None:
-    """attack.md A6"""
+    """attack A6"""
     output = ask(client(max_model_len=256), params(json=WIDE, max_tokens=200, temperature=0.1))[0].outputs[0]
     assert output.finish_reason in ("stop", "length") and output.text.startswith("{"), output
 
 
 def test_a_slow_grammar_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """attack.md A2: its request ends with an error of its own, and those beside it go on."""
+    """attack A2: its request ends with an error of its own, and those beside it go on."""
     served = client(max_model_len=1024, num_pages=300)
     # a hundredth of the bounds, so that the test is short
     monkeypatch.setattr("quintet.structured_output.grammar.FIRST_SECONDS", 0.02)
@@ -98,7 +98,7 @@ def test_a_slow_grammar_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_grammar_that_failed_while_it_ran_is_forgotten() -> None:
-    """attack.md A3: its lexer is full, and would fail for the next request as well."""
+    """attack A3: its lexer is full, and would fail for the next request as well."""
     served, wanted = client(), params(regex="[b-z]{80}(a?){500}a{500}", max_tokens=150)
     grammar = text({"regex": "[b-z]{80}(a?){500}a{500}"})
     served.compile_grammar(wanted)
@@ -108,7 +108,7 @@ def test_a_grammar_that_failed_while_it_ran_is_forgotten() -> None:
 
 
 def test_what_is_remembered_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """attack.md A3"""
+    """attack A3"""
     monkeypatch.setattr("quintet.structured_output.compile_cache.MAX_BYTES", 3 * MAX_GROWTH)
     cache = CompileCache(str.upper, seconds=60)
     futures = {name: cache(name) for name in "abcdefgh"}
@@ -142,13 +142,13 @@ print((rss() - before) >> 20)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_lexers_is_given_back() -> None:
-    """attack.md A3: each of these grammars takes some MB once it has run, 40 MB together."""
+    """attack A3: each of these grammars takes some MB once it has run, 40 MB together."""
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) < 24, done.stdout
 
 
 async def test_a_failure_of_a_grammar_is_the_requests_own_fault() -> None:
-    """attack.md A6: 400, and no 500 that clients send again."""
+    """attack A6: 400, and no 500 that clients send again."""
     fake = FakeBackend(fail_at=0, failure="structured_outputs ended: too many states")
     async with http_client(fake) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x"})

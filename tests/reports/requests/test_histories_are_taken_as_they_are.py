@@ -1,4 +1,4 @@
-"""Earlier turns that clients send back are taken as they are (reports.md 16, 17, 18)."""
+"""Earlier turns that clients send back are taken as they are (report 16, 17, 18)."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ SYSTEM, LATER = {"role": "system", "content": "Be short."}, {"role": "system", "
     ],
 )
 def test_a_system_message_in_the_middle_joins_the_first(messages: list[dict[str, Any]], text: str) -> None:
-    """reports.md 16"""
+    """report 16"""
     assert rendered(messages, FIRST) == text
     unchanged = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     assert rendered(messages, LINES) == unchanged
@@ -66,7 +66,7 @@ BROKEN = ["", " ", "\n", '{"path": "a.txt", "text": "and', '{"s": "He said "x""}
 
 @pytest.mark.parametrize("arguments", BROKEN)
 def test_broken_arguments_are_rendered(arguments: Any) -> None:
-    """reports.md 17: as text, or as none where the template wants an object."""
+    """report 17: as text, or as none where the template wants an object."""
     assert rendered(called(arguments), ITEMS) == ""
     assert rendered(called(arguments), SHOWN)
 
@@ -93,7 +93,7 @@ HABITS: list[list[dict[str, Any]]] = [
 @pytest.mark.parametrize("template", [LLAMA, ADDED, LINES], ids=["llama", "adds", "writes"])
 @pytest.mark.parametrize("messages", HABITS)
 def test_habits_of_clients_are_taken(messages: list[dict[str, Any]], template: str) -> None:
-    """reports.md 18"""
+    """report 18"""
     assert "Hi" in rendered(messages, template)
 
 
@@ -114,7 +114,7 @@ TOOL = {"name": "f", "parameters": {"type": "object"}}
 
 @pytest.mark.parametrize("arguments", BROKEN[:9])
 async def test_each_api_takes_them(arguments: str) -> None:
-    """reports.md 17: in chats, responses and messages."""
+    """report 17: in chats, responses and messages."""
     result = {"role": "tool", "tool_call_id": "c1", "content": "error"}
     use = {"type": "tool_use", "id": "c1", "name": "f", "input": arguments}
     items = [
@@ -140,7 +140,7 @@ async def test_each_api_takes_them(arguments: str) -> None:
 
 
 async def test_messages_join_a_system_message_in_the_middle() -> None:
-    """reports.md 16: Claude Code."""
+    """report 16: Claude Code."""
     body = {
         "system": [{"type": "text", "text": "Be short."}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, LATER],

@@ -1,4 +1,4 @@
-"""/v1/responses serves functions, leaves other tools out and names them (reports.md 15); missing.md "Not true" 7."""
+"""/v1/responses serves functions, leaves other tools out and names them (report 15); claim 7."""
 
 import json
 from typing import Any
@@ -73,7 +73,7 @@ async def test_strict_requests_refuse_them_with_a_reason() -> None:
 
 
 async def test_structured_outputs_shape_a_response() -> None:
-    """missing.md "Not true" 7: as vLLM has them."""
+    """claim 7: as vLLM has them."""
     backend = saying("yes")
     async with client(backend) as http:
         answer = await http.post(
@@ -97,7 +97,7 @@ async def test_structured_outputs_shape_a_response() -> None:
 @pytest.mark.parametrize("shown", [True, False, None])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_reasoning_is_left_out_where_it_is_not_wanted(shown: bool | None, stream: bool) -> None:
-    """missing.md "Not true" 7: include_reasoning."""
+    """claim 7: include_reasoning."""
     body = {"input": "Hi", "include_reasoning": shown, "store": False, "stream": stream}
     async with client(saying("<think>Hm.</think>Yes.")) as http:
         answer = await http.post("/v1/responses", json=body)

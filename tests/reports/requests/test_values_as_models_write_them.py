@@ -1,4 +1,4 @@
-"""Calls hold values as models write them, and a call that breaks is no call (reports.md 11)."""
+"""Calls hold values as models write them, and a call that breaks is no call (report 11)."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Calls and settings of vLLM's own example scripts work with the import changed (missing.md, "Not true" 5)."""
+"""Calls and settings of vLLM's own example scripts work with the import changed (claim 5)."""
 
 import dataclasses
 import shutil

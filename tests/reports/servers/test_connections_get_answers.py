@@ -1,4 +1,4 @@
-"""A connection that ends for its client's fault has an answer first (attack.md A14)."""
+"""A connection that ends for its client's fault has an answer first (attack A14)."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""Replays of KV events are bounded for a peer that asks often and does not read (attack.md A10)."""
+"""Replays of KV events are bounded for a peer that asks often and does not read (attack A10)."""
 
 import resource
 import time

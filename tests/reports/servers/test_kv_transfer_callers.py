@@ -1,4 +1,4 @@
-"""kv_transfer_params in other fields are refused, and a silent host delays no other caller (attack.md A5)."""
+"""kv_transfer_params in other fields are refused, and a silent host delays no other caller (attack A5)."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""/ready of a server with several API processes is 200 when all of them know the model (attack.md A13)."""
+"""/ready of a server with several API processes is 200 when all of them know the model (attack A13)."""
 
 from pathlib import Path
 

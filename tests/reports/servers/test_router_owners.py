@@ -1,4 +1,4 @@
-"""Callers of one router with keys of their own stay apart at the servers behind it (attack.md A4, A15)."""
+"""Callers of one router with keys of their own stay apart at the servers behind it (attack A4, A15)."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Strangers without the key delay neither ranks nor engines that fetch pages, nor fill the log (attack.md A8)."""
+"""Strangers without the key delay neither ranks nor engines that fetch pages, nor fill the log (attack A8)."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""A tool server's own name and words make no line of the log (attack.md A9)."""
+"""A tool server's own name and words make no line of the log (attack A9)."""
 
 import logging
 
