@@ -11,16 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import (
-    FLOATS,
-    PLAIN,
-    CheckpointSlice,
-    Matrix,
-    ShardRange,
-    StoredTensor,
-    Weight,
-    WeightFormat,
-)
+from quintet.interface.weights import CheckpointSlice, ShardRange, Weight
+from quintet.layers.attention.kv_scales import FactorReader
 from quintet.layers.build import BuildContext, Layer, Shards
 from quintet.layers.linear import ColumnParallelLinear
 from quintet.layers.rope import Rotary
@@ -29,7 +21,7 @@ ORDINARY = 8.0  # what channels without a large bias reach: 4 to 16 are alike (b
 
 
 @dataclass(frozen=True)
-class BiasScales:
+class BiasScales(FactorReader):
     """Reads the bias of K as a factor for each channel of the layer's keys, or of its queries.
 
     `pairs`: the channel that rotary turns each channel of a head with; its own where it is not turned.
@@ -39,15 +31,6 @@ class BiasScales:
     kv_heads: int
     first: int  # row of the bias tensor at which K's begins
     inverse: bool
-
-    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
-        return {part.source: StoredTensor(None, FLOATS)}
-
-    def format(self, shard: ShardRange) -> WeightFormat:
-        return PLAIN
-
-    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
-        return Matrix(self.floats(part, shard, tensors))
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """[channels of the shard, 1] float32, powers of two; heads of queries have those of their KV head."""

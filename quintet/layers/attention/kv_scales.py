@@ -54,11 +54,8 @@ def is_ignored_scale(name: str) -> bool:
     return IGNORED_SCALE.fullmatch(name) is not None or _scale(name) is not None
 
 
-@dataclass(frozen=True)
-class HeadScales:
-    """Reads a checkpoint's scale, one for all heads or one for each; `inverse`: what it is divided by."""
-
-    inverse: bool
+class FactorReader:
+    """Reads a tensor of floats as factors: floats() makes them of the whole tensor."""
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         return {part.source: StoredTensor(None, FLOATS)}
@@ -68,6 +65,16 @@ class HeadScales:
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         return Matrix(self.floats(part, shard, tensors))
+
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class HeadScales(FactorReader):
+    """Reads a checkpoint's scale, one for all heads or one for each; `inverse`: what it is divided by."""
+
+    inverse: bool
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """[heads of the cut, 1] float32."""
