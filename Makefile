@@ -11,21 +11,27 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUN := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --retries 10 --timeout 60 -c constraints-dev.txt
+# --no-compile: Python compiles what is imported, a small part of what is installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --retries 10 --timeout 60 -c constraints-dev.txt
+REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(project["optional-dependencies"][sys.argv[1]] if sys.argv[1:] else project["dependencies"]), sep="\n")'
 CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format mutants bench gpu gpu-wheels clean
+.PHONY: help setup setup-run .packages .extension demo test test-all lint format mutants bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-setup: $(STAMP) ## make .venv and build the extension
+setup: $(STAMP) ## make .venv with all that development needs, and build the extension
 
-demo: $(STAMP) ## generate and embed text with the bundled models, offline
+setup-run: $(RUN) ## make .venv with what running needs, and build the extension
+
+demo: $(RUN) ## generate and embed text with the bundled models, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate "Once upon a time" --max-tokens 100 $(ARGS)
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
 	printf '%s\n' "The invoice is overdue." "Dogs bark at night." "Soup with carrots" | HF_HUB_OFFLINE=1 $(BIN)/quintet rerank "something to eat" -
@@ -79,14 +85,28 @@ clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first and alone, so that nothing that depends on it can choose another build. The extension is built
-# without isolation: .venv holds the build tools, and build/ stays valid from one time to the next.
-$(STAMP): $(SOURCES)
+# The extension compiles while packages come in: it needs the build tools and none of them. It is built without isolation:
+# .venv holds the tools, and build/ stays valid from one time to the next.
+$(RUN): $(SOURCES)
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV): a few minutes the first time"
-	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@echo "setting up $(VENV): two to three minutes the first time"
 	$(PIP) cmake nanobind ninja scikit-build-core setuptools
-	$(PIP) --no-build-isolation -e '.[dev]'
+	@$(MAKE) --no-print-directory --jobs=2 .packages .extension
+	@touch $@
+
+# torch comes first and alone, so that nothing that depends on it can choose another build.
+.packages:
+	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@$(REQUIRES) > $(VENV)/requires.txt
+	$(PIP) -r $(VENV)/requires.txt
+
+.extension:
+	$(PIP) --no-build-isolation --no-deps -e .
+
+$(STAMP): $(RUN)
+	@echo "adding what tests, checks and benchmarks need to $(VENV)"
+	@$(REQUIRES) dev > $(VENV)/requires-dev.txt
+	$(PIP) -r $(VENV)/requires-dev.txt
 	$(PIP) --no-build-isolation --no-deps -e ./tools
 	@touch $@
