@@ -22,7 +22,7 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-all lint format mutants bench gpu gpu-wheels clean
+.PHONY: help setup setup-run .packages .extension demo test test-all test-sweep lint format mutants bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -36,27 +36,21 @@ demo: $(RUN) ## generate and embed text with the bundled models, offline
 	HF_HUB_OFFLINE=1 $(BIN)/quintet generate --chat "What is the capital of France?" $(ARGS)
 	printf '%s\n' "The invoice is overdue." "Dogs bark at night." "Soup with carrots" | HF_HUB_OFFLINE=1 $(BIN)/quintet rerank "something to eat" -
 
-# These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through
-# (failed or not: one run tells all there is to mend).
-ALONE := tests/server/processes/% tests/server/test_%
-ALL_ALONE := $(wildcard tests/server/processes tests/server/test_*.py)
-SLOW := $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
-
-# 1: a mark; 2: files of those that run beside others, or what to leave out; 3: those that run alone
-tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 --dist=loadfile $(2); others=$$?; \
-	$(BIN)/python -m pytest -m "$(1)" $(3) && exit $$others
-quick = $(call tests,not slow and not sweep,$(ALL_ALONE:%=--ignore=%),$(ALL_ALONE))
-slow = $(call tests,slow,$(filter-out $(ALONE),$(SLOW)),$(or $(filter $(ALONE),$(SLOW)),$(ALL_ALONE)))
+# One session; a worker that is through takes tests over from another.
+TESTS := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 test: $(STAMP) ## run the tests that take seconds
 ifeq ($(ARGS),)
-	$(quick)
+	$(TESTS) -m "not slow and not sweep"
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-all: $(STAMP) ## run all tests, also those that take minutes
-	($(quick)); quick=$$?; ($(slow)) && exit $$quick
+test-all: $(STAMP) ## run the slow ones as well, and a share of the sweep: ARGS="--sweep-share=3/10"
+	$(TESTS) $(or $(ARGS),-m "not sweep")
+
+test-sweep: $(STAMP) ## run the sweep, which takes hours; a share that takes minutes: ARGS="--sweep-share=3/10"
+	$(TESTS) -m sweep $(ARGS)
 
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .

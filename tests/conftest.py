@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.helpers import selection
 from tests.helpers.logs import as_before
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
@@ -17,6 +18,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Triton reads it when a kernel is declared: without a GPU kernels run in its interpreter
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep-share", metavar="NUMBER/COUNT", help="of the tests marked sweep, only this share")
+
+
+@pytest.hookimpl(tryfirst=True)  # -m counts the marks that are given here
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selection.spread(items)
+    if share := config.getoption("--sweep-share"):
+        left = selection.outside(items, share)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # the longest first: no worker waits for one
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,7 @@ def provider(name: str) -> Callable[..., Tensor]:
 STRETCHES = [(0, 1), (49, 50), (3, 5), (1, 4), (10, 14), (20, 25), (8, 16), (0, 17), (13, 46), (0, 66)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 77), (77, 48), (1, 1), (7, 5), (1024, 130), (130, 1024)])
 def test_linear(inputs: int, outputs: int, dtype: torch.dtype, threads: None) -> None:
@@ -58,6 +59,7 @@ def test_linear(inputs: int, outputs: int, dtype: torch.dtype, threads: None) ->
             )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations(kind: str, dtype: torch.dtype, threads: None) -> None:
@@ -69,6 +71,7 @@ def test_activations(kind: str, dtype: torch.dtype, threads: None) -> None:
             assert torch.equal(provider(name)(x[first:last].clone(), kind), whole[first:last]), (name, first, last)
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_experts(dtype: torch.dtype, threads: None) -> None:
     """Beside whoever else an expert serves, and equal to the specification."""

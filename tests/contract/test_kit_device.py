@@ -262,6 +262,7 @@ class Reused(CPUDevice):
         return tuple(there)
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize(
     ("device", "clause", "says"),
     [

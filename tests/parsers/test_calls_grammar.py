@@ -126,6 +126,7 @@ def test_what_a_grammar_admits_is_read_back(walker: Walker, name: str) -> None:
 OWN = ["glm45", "qwen3_coder", "deepseek_v32", "pythonic", "olmo3", "gemma4"]  # ways to write values
 
 
+@pytest.mark.grid(cases=24)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("name", OWN)
 def test_whatever_the_tools_arguments_are_they_follow_their_schema(walker: Walker, name: str, seed: int) -> None:

@@ -50,6 +50,7 @@ def work(tool: ToolParser, beginning: str, filler: str, size: int) -> int:
     return count
 
 
+@pytest.mark.grid(cases=13)
 @pytest.mark.parametrize("name", WRITERS)
 def test_twice_the_text_is_twice_the_work(name: str) -> None:
     tool = TOOL_PARSERS.get(name)

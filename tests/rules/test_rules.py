@@ -1,7 +1,6 @@
 """The house rules, held against every file of the repository. A failure lists file:line, so it is a to-do list."""
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -70,12 +69,6 @@ def test_no_module_imports_what_the_package_offers() -> None:
 
 def test_tests_build_real_objects() -> None:
     assert breaches(rules.mocked, sources("tests")) == []
-
-
-def test_the_makefile_finds_every_file_that_has_slow_tests() -> None:
-    """It collects those alone whose text has the mark: no helper may give it in their place."""
-    slow = [path for path in (ROOT / "tests").rglob("*.py") if re.search(r"mark\.slow", path.read_text("utf-8"))]
-    assert len(slow) > 9 and [path for path in slow if not path.name.startswith("test_")] == []
 
 
 def test_structure_page_names_files_that_exist() -> None:

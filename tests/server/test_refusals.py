@@ -47,6 +47,7 @@ def parser(command: str) -> flags.Parser:
     return made
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize("command", [*COMMANDS, "run-batch"])
 def test_every_flag_is_named_as_it_was_typed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every flag under each of its names, with a wrong value; with underscores too."""
@@ -146,6 +147,7 @@ def test_what_is_found_later_names_the_flag_too(
     assert last.startswith(f"quintet {command.split()[0]}: error: {says}"), last
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize(("typed", "says"), SERVE, ids=[each[0] for each in SERVE])
 def test_a_server_that_does_not_start_names_the_flag(typed: str, says: str) -> None:
     *_, last = refused(*shlex.split(typed)).splitlines()

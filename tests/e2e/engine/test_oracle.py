@@ -147,6 +147,7 @@ def alone(model: Model) -> dict[int, Result]:
     return results
 
 
+@pytest.mark.grid(cases=21)
 @pytest.mark.parametrize("how", ENGINES)
 def test_any_way_equals_alone(how: str, model: Model, alone: dict[int, Result]) -> None:
     engine = client(model, **ENGINES[how])

@@ -64,6 +64,7 @@ def test_random_configs_agree(family: str, data: st.DataObject) -> None:
     assert_agrees(tiny, seed=data.draw(st.integers(0, 9)), page_size=data.draw(st.sampled_from([8, 16, 32])))
 
 
+@pytest.mark.grid(cases=24)
 @pytest.mark.parametrize("family", KIN)
 @settings(derandomize=True, max_examples=2, deadline=None, database=None)
 @given(data=st.data())

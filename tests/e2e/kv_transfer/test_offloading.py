@@ -72,6 +72,7 @@ def asked(count: int = 8) -> dict[str, list[int]]:
     return {str(at): prompt(at, LENGTH) for at in range(count)}
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_comes_back_is_what_was_computed(form: str, tmp_path: Path) -> None:
     """From host memory, and in another process' place from the disk."""

@@ -55,6 +55,7 @@ def whole(request: pytest.FixtureRequest) -> tuple[Tiny, dict[str, Any], Result]
     return tiny, more, (run.prompts(PROMPTS), run.greedy(PROMPTS, 3))
 
 
+@pytest.mark.grid(cases=16)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("placed", PLACED)
 def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, dict[str, Any], Result], placed: str, size: int) -> None:

@@ -42,6 +42,7 @@ def assert_equal_on_ranks(tiny: Tiny, size: int) -> None:
             torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4 * float(mine.std()))
 
 
+@pytest.mark.grid(cases=40)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("family", "name"), VARIANTS)
 def test_ranks_equal_one(family: str, name: str, size: int) -> None:

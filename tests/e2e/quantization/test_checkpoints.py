@@ -57,6 +57,7 @@ def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     assert_agrees(tiny, Runner(tiny, quantization=forms_of(tiny, PLATFORM)), 2e-3)
 
 
+@pytest.mark.grid(cases=1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.parametrize("name", ["awq", "awq of 32", "fp8 with ends"])
 def test_on_gpus_by_triton(name: str) -> None:
@@ -71,6 +72,7 @@ def test_on_gpus_by_triton(name: str) -> None:
     assert_agrees(tiny, run, 1e-3)
 
 
+@pytest.mark.grid(cases=1)
 @tpu.needs_jax
 @pytest.mark.parametrize("name", ["awq", "awq of 32", "fp8 with ends"])
 def test_on_tpus_by_jax(name: str) -> None:

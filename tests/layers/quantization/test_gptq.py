@@ -76,6 +76,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shard", CUTS, ids=str)
 @pytest.mark.parametrize("how", [each for each in ALL if each[1] in (-1, 64)], ids=str)
 def test_a_share_is_the_wholes(how: Any, shard: ShardRange) -> None:

@@ -98,6 +98,7 @@ def cases(
     return made
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_every_instruction_set_equals_the_specification(isa: str, types: Types) -> None:
     dtype = types[0]
@@ -173,6 +174,7 @@ def test_keys_alone_are_written_where_values_are_part_of_them(isa: str, types: T
         op.providers["native"](kv, k, k, context)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 @pytest.mark.parametrize("settings", [{"causal": False}, {}, {"causal": False, "window": 9, "softcap": 5.0}], ids=str)
 def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: torch.dtype, settings: Any) -> None:
@@ -195,6 +197,7 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
             first += length
 
 
+@pytest.mark.grid(cases=60)
 @pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("settings", SPECS.values(), ids=SPECS)
 def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, settings: dict[str, Any]) -> None:
@@ -245,6 +248,7 @@ def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"chunk": 1500}, {"sinks": True}, {"alibi": True}], ids=str)
 def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
     """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""

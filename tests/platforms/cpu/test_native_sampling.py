@@ -88,6 +88,7 @@ def rows_with_ties(vocab: int, scale: float, generator: torch.Generator) -> Tens
     return logits
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0, 300.0])
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_tokens_are_the_specifications_in_a_batch_and_alone(isa: str, threads: None, vocab: int, scale: float) -> None:
@@ -99,6 +100,7 @@ def test_tokens_are_the_specifications_in_a_batch_and_alone(isa: str, threads: N
         assert torch.equal(native("sample")(logits[r : r + 1], row_of(draw, r), vocab), tokens[r : r + 1])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "cut", [(1.0,), (0.6, 50, 0.95), (1.0, 0, 0.9), (1.3, 0, 1.0, 0.05), (1.0, 3000, 0.9)], ids=str
 )

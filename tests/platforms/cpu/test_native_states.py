@@ -113,6 +113,7 @@ def run(name: str, given: Given, state: Tensor, of: StepContext, settings: Setti
     return out
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.dtype) -> None:
     assert native_states.probe() is None

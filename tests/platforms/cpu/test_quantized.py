@@ -115,6 +115,7 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
     return np.asarray((bits + step).view(np.float64).astype(np.float32))
 
 
+@pytest.mark.grid(cases=24)
 @each_type
 @each_scheme
 def test_every_instruction_set_equals_the_definition(isa: str, name: str, dtype: torch.dtype) -> None:

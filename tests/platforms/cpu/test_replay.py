@@ -52,6 +52,7 @@ def runner(family: str, eager: bool, length: int = SERVED) -> Runner:
     return Runner(variant(family, name), torch.bfloat16, platform=platform, max_model_len=length)
 
 
+@pytest.mark.grid(cases=10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_replayed_step_gives_the_bits_of_an_eager_one(family: str, watched: type[Watched]) -> None:
     """Three requests that decode, one that leaves, one that joins, and pages that grow."""

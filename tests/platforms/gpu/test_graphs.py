@@ -609,6 +609,7 @@ def test_one_pool_serves_all_and_captures_are_counted(step: GraphedStep, model: 
 # ------------------------------------------------------------------------------------------------- whole models
 
 
+@pytest.mark.grid(cases=10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_gives_what_it_gives_eagerly(family: str) -> None:
     """Three requests that decode, one that leaves, one that joins."""

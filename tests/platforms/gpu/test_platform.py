@@ -160,6 +160,7 @@ def tokens(result: Any) -> Any:
     return {name: [(ids, why) for ids, why, *_ in completions] for name, (completions, _) in result.items()}
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("how", [name for name in ENGINES if name != "eager"])
 def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     """The oracle's mixes: prefixes, chunks, preemption, seeded draws. Steps run behind the host."""
@@ -210,6 +211,7 @@ def answers(engine: EngineClient, prompts: list[list[int]], count: int = 1) -> l
 STATE_OPS = ("delta_rule", "selective_scan", "short_conv", "state_space")
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("family", ["llama", "mamba2", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_prompts_of_other_lengths_are_one_size_or_none(
@@ -283,6 +285,7 @@ def test_the_plan_counts_what_the_largest_captured_step_takes() -> None:
     )
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("scheme", ONLINE)
 def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Make) -> None:
     model: Any = ("llama", "wide", "float32", {"quantization": scheme})

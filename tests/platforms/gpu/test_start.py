@@ -83,6 +83,7 @@ def with_kernels(**settings: Any) -> FakeGPU:
     return gpu
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernels_pass_their_trial_as_the_layer_wants_them(kind: str, kernels: Any) -> None:
     assert kernels.trial(spec(6, 2, 16, **KINDS[kind]), torch.device("cpu")) is None
@@ -128,6 +129,7 @@ def one_page(step_context: StepContext) -> StepContext:
     )
 
 
+@pytest.mark.grid(cases=5)
 @pytest.mark.parametrize("wrong", [other_pages, a_key_less, one_page])
 @pytest.mark.parametrize("kind", ["plain", "half", "int8", "fp8"])
 def test_a_trial_sees_wrong_keys(wrong: Any, kind: str, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,7 @@ def raised(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float()
 
 
+@pytest.mark.grid(cases=8)
 @pytest.mark.parametrize("case", GRID, ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_attention_equals_the_specification(provider: str, case: Case) -> None:
@@ -113,6 +114,7 @@ def test_attention_equals_the_specification(provider: str, case: Case) -> None:
     assert_close(got, want, case.dtype)
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize(
     ("page_size", "dtype"), [(8, torch.float16), (16, torch.bfloat16), (32, torch.float32)], ids=str
 )
@@ -327,6 +329,7 @@ SHARDED = [
 ]
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize(("kv_heads", "settings"), SHARDED, ids=str)
 def test_sharded_equals_alone(kv_heads: int, settings: dict[str, Any]) -> None:
     """8 KV heads divide among 8 devices, 4 or 1 do not and are on each; neither brings the cache together."""

@@ -85,6 +85,7 @@ def calls(name: str, dtype: torch.dtype) -> list[Call]:
     return [Call(name, args) for args in cases[:: max(1, len(cases) // 4)]]
 
 
+@pytest.mark.grid(cases=16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_lowers_for_a_tpu(name: str, dtype: torch.dtype) -> None:

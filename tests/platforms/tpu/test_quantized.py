@@ -83,6 +83,7 @@ def assert_right(got: Tensor, x: Tensor, matrix: Matrix) -> None:
     require_close(matrix.format.kind, got, want, 2**-13)
 
 
+@pytest.mark.grid(cases=10)
 @pytest.mark.parametrize("what", ALL)
 def test_a_form_is_multiplied_as_it_is_held(what: str) -> None:
     """Few tokens and many, which are multiplied in other ways."""
@@ -91,6 +92,7 @@ def test_a_form_is_multiplied_as_it_is_held(what: str) -> None:
         assert_right(multiplied(x, placed(matrix, 1, 1, False), (24,)), x, matrix)
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_form_over_a_mesh(what: str) -> None:
     """Cut by outputs, two products side by side, and by inputs."""

@@ -139,6 +139,7 @@ def test_cuts_keep_what_is_equal_and_the_likeliest(jax_ops: Any) -> None:
     assert torch.equal(jax_ops(sampling.filter_logits, logits, off, 6), logits)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("vocab", [7, 1000, 9001])
 def test_draws_equal_the_specification(jax_ops: Any, vocab: int, seed: int) -> None:
@@ -150,6 +151,7 @@ def test_draws_equal_the_specification(jax_ops: Any, vocab: int, seed: int) -> N
     assert torch.equal(jax_ops(sampling.sample, logits, uncut, 0), sampling.sample(logits, uncut, 0))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("num", [0, 1, 32, 900])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -295,6 +297,7 @@ class Mirror:
         assert float(same) > 0.98 and bool(((found[2] - wanted[2]).abs() <= 2).all())
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_requests_get_the_tokens_that_the_cpu_platform_draws(device: Any, mode: str) -> None:
     for seed in range(4):

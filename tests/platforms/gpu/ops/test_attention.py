@@ -83,6 +83,7 @@ def assert_specified(got: Tensor, q: Tensor, kv: Tensor, context: StepContext, o
     assert worst <= limit, f"{of}: off by {worst:.3g}, {limit:.3g} allowed"
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize(("n", "name"), list(enumerate(SPECS)), ids=str)
 def test_a_mixed_step_equals_the_specification(n: int, name: str) -> None:
     """Each kind of layer with two shapes and two pairs of types; every pair comes up."""
@@ -95,6 +96,7 @@ def test_a_mixed_step_equals_the_specification(n: int, name: str) -> None:
         assert_specified(attend(*args, of), *args, of)
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtype | None]) -> None:
     for dim in (80, 128):
@@ -294,6 +296,7 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.uint8)
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_written_keys_and_values_are_the_specifications(types: tuple[torch.dtype, torch.dtype | None]) -> None:
     """Bit for bit; rows of zeros, of tiny numbers and of such that are not finite among them.

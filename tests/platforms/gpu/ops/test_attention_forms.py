@@ -83,6 +83,7 @@ def assert_specified(got: Tensor, q: Tensor, kv: Tensor, context: StepContext, o
 # --------------------------------------------------------------------------------------------------- V inside of K
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize(("turn", "fmt"), list(enumerate(FORMS)), ids=str)
 def test_v_is_read_out_of_k(turn: int, fmt: str) -> None:
     """Each kind of layer with two shapes and two pairs of types; every pair comes up."""
@@ -145,6 +146,7 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
 # -------------------------------------------------------------------------------------------------------- both ways
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize(("turn", "fmt"), list(enumerate(FORMS)), ids=str)
 @pytest.mark.parametrize("shared", [0, 16])
 def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, fmt: str, shared: int) -> None:
@@ -204,6 +206,7 @@ def without_the_first(context: StepContext, of: AttentionSpec) -> StepContext:
     return StepContext(context.batch, context.group._replace(block_table=table))
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached: torch.dtype | None) -> None:

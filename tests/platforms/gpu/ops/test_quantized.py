@@ -98,6 +98,7 @@ def test_probes_pass(name: str) -> None:
     assert Op.registry[name].probes["triton"]() is None
 
 
+@pytest.mark.grid(cases=8)
 @each_type
 @pytest.mark.parametrize("name", OPS)
 def test_weights_as_the_specification_has_them(name: str, dtype: torch.dtype) -> None:
@@ -107,6 +108,7 @@ def test_weights_as_the_specification_has_them(name: str, dtype: torch.dtype) ->
         assert_close(triton_op(name, DEVICE)(*args), want, dtype, what)
 
 
+@pytest.mark.grid(cases=8)
 @each_type
 @each_scheme
 def test_weights_as_they_are_packed(name: str, dtype: torch.dtype) -> None:
@@ -175,6 +177,7 @@ def test_activations_to_whole_numbers(group: int) -> None:
     assert torch.equal(values.reshape(rows.shape), (rows * (127 / peak)[..., None]).round().to(torch.int8))
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("group", [40, 2100])
 def test_a_row_that_a_program_holds_has_the_bits_of_one_that_it_goes_through_twice(

@@ -44,6 +44,7 @@ def test_heads_are_turned_as_the_specification_does(dtype: torch.dtype, shape: t
         assert_turned(got, want)
 
 
+@pytest.mark.grid(cases=8)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,6 +68,7 @@ def test_neighbours_are_turned_as_the_specification_does(shape: tuple[int, ...])
         assert_turned(got, want)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("shape", [(6, 3, 16, 16), (5, 1, 24, 12), (9, 9, 80, 32)], ids=str)

@@ -84,6 +84,7 @@ def test_greedy_equals_the_specification(dtype: torch.dtype, vocab: int) -> None
     assert torch.equal(triton_op("greedy", DEVICE)(wide[2:7, :vocab]), sampling.greedy(logits[2:7]))
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_cuts_equal_the_specification_but_for_roundings_at_their_border(vocab: int, seed: int) -> None:
@@ -132,6 +133,7 @@ def test_equal_logits_stay_together_and_count_one_by_one() -> None:
     assert kept == [tied, best, tied, best, zeros, zeros]
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_draws_equal_the_specification(vocab: int, seed: int) -> None:
@@ -154,6 +156,7 @@ def test_tokens_of_a_large_vocabulary_are_the_specifications() -> None:
     assert torch.equal(triton_op("sample", DEVICE)(logits, draw, vocab), sampling.sample(logits, draw, vocab))
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize(
     ("num", "normalize", "dtype"),
     [
