@@ -87,6 +87,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["planted_platforms"]
 
 
+@pytest.mark.slow
 def test_a_probe_that_leaves_something_behind_and_takes_long(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = stand_in(CPU)
     subject.chosen = replace(subject.chosen, platform=planted.Touches)
@@ -96,6 +97,7 @@ def test_a_probe_that_leaves_something_behind_and_takes_long(planted: Any, monke
     assert "0 s are allowed" in first_failure("probe.quick", subject)
 
 
+@pytest.mark.slow
 def test_a_probe_that_needs_what_may_be_missing(planted: Any) -> None:
     said = first_failure("probe.reasons", stand_in(planted.Needs))
     assert "ModuleNotFoundError: No module named 'pytest'" in said
@@ -505,6 +507,7 @@ class SleeplessDevice(CPUDevice):
         return super().sleep(level)
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_survive_sleep() -> None:
     assert "awake after sleep(1), the model's logits differ" in first_failure("memory.sleep", stand_in(Sleepless))
 

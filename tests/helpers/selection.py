@@ -1,7 +1,7 @@
 """Choice of the tests of a run: the cases of a grid that stay in every run, and a share of the sweep."""
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -36,9 +36,14 @@ def cover(cases: Sequence[tuple[object, ...]]) -> set[int]:
     """The numbers of a few cases in which each element of any case occurs: a greedy choice, the same each time."""
     missing = {element for case in cases for element in case}
     kept: set[int] = set()
+    uses: Counter[object] = Counter()  # of two that add as much, the one whose values occur least
     while missing:
-        best = max(range(len(cases)), key=lambda number: (len(missing.intersection(cases[number])), -number))
+        best = max(
+            range(len(cases)),
+            key=lambda n: (len(missing.intersection(cases[n])), -sum(uses[each] for each in cases[n]), -n),
+        )
         kept.add(best)
+        uses.update(cases[best])
         missing.difference_update(cases[best])
     return kept
 

@@ -307,8 +307,8 @@ def context(target: Path) -> None:
             shutil.copy(ROOT / path, target / path)
 
 
-@pytest.mark.slow  # about 30 s on two cores: all of the extension is compiled. It stays in the default
-@pytest.mark.timeout(900)  # run, because nothing else notices a file that the wheel or the image's context lacks.
+@pytest.mark.sweep  # a minute on two cores: all of the extension is compiled. Nothing else notices a file that the
+@pytest.mark.timeout(300)  # wheel or the image's context lacks.
 def test_the_build_stage_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     """The RUN that builds, in a clean environment without a network; those that download cannot run here."""
     source, wheels, home = tmp_path / "src", tmp_path / "wheels", tmp_path / "venv"

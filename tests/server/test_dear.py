@@ -87,7 +87,7 @@ def peak(process: psutil.Process) -> int:
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
-@pytest.mark.parametrize(("count", "streams"), [(10, 4), pytest.param(200, 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "streams"), [(10, 4), pytest.param(200, 16, marks=pytest.mark.sweep)])
 @pytest.mark.timeout(900)
 def test_dear_requests_beside_streams(server: Server, count: int, streams: int) -> None:
     alone = asyncio.run(stream(server.url))

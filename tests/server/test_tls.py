@@ -182,6 +182,7 @@ def _found(url: str, context: ssl.SSLContext) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_every_process_of_a_server_takes_new_files(files: Files) -> None:
     ours = trustme.CA()
     files.admit(ours)

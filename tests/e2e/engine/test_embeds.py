@@ -193,6 +193,7 @@ def small() -> EngineClient:
     return client(LLAMA, **{**ON, "num_pages": 20})
 
 
+@pytest.mark.slow
 @tpu.needs_jax
 def test_where_shapes_are_fixed_they_are_compiled_ahead() -> None:
     tiny = variant("llama", "plain")

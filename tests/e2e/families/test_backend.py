@@ -124,7 +124,7 @@ def test_a_norm_is_ours_only_where_it_computes_the_same() -> None:
     assert not alike(Odd(8, eps=1e-6), ours, 8)
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["minimax_m2", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_trial_is_passed_at_the_sizes_of_published_models(family: str, dtype: torch.dtype) -> None:

@@ -323,6 +323,7 @@ def said_by(llm: LLM, prompts: dict[str, list[int]]) -> list[list[int]]:
     return [list(each.outputs[0].token_ids) for each in llm.generate(ids, GREEDY, use_tqdm=False)]
 
 
+@pytest.mark.slow
 def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_what_one_misses(tmp_path: Path) -> None:
     """One rank's files are damaged, or gone: all compute those pages, and say the same."""
     prompts = asked(3)
@@ -348,6 +349,7 @@ def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_wha
         assert said_by(llm, prompts) == wanted, "they were written anew, or are in host memory"
 
 
+@pytest.mark.slow
 def test_a_page_that_fails_on_one_rank_ends_its_request_on_all_if_that_was_asked_for(tmp_path: Path) -> None:
     more = {"kv_offloading_size": "1M", "kv_offloading_folder": str(tmp_path), "kv_load_failure_policy": "fail"}
     with of_ranks(**more) as llm:

@@ -67,6 +67,7 @@ def test_hidden_states_are_transformers_and_the_same_alone(name: str, tmp_path: 
         assert all(np.array_equal(a, b) for a, b in zip(alone, got, strict=True))
 
 
+@pytest.mark.slow
 @tpu.needs_jax
 @pytest.mark.parametrize("name", ["bert", "mpnet"])
 def test_where_shapes_are_fixed_hidden_states_are_the_same(name: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_on_gpus_by_triton(name: str) -> None:
     assert_agrees(tiny, run, 1e-3)
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @tpu.needs_jax
 @pytest.mark.parametrize("name", ["awq", "awq of 32", "fp8 with ends"])
 def test_on_tpus_by_jax(name: str) -> None:

@@ -197,6 +197,7 @@ def test_an_engines_whole_prompts_go_to_it_alone(library: Library, caplog: pytes
         torch.testing.assert_close(each, want, rtol=0, atol=0.02 * float(want.std()))
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device of the host's memory")
 def test_captured_steps_have_it_by_a_graph_of_their_own(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole prompts of 32, 31 and 30 tokens are one graph's, two that fill such a step another's."""

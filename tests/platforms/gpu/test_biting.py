@@ -88,7 +88,7 @@ def test_copies_and_streams_may_take_any_order(bench: Bench) -> None:
 def test_a_step_that_fails_on_the_device_ends_those_in_it_with_the_reason(bench: Bench, kind: Kind) -> None:
     """At an allocation, or a kernel, anywhere in models, in draws, in captured steps and around them."""
     held = []
-    for passes in (0, 7, 60, 350, 900, 7, 350):
+    for passes in (0, 60, 900, 60):
         bench.runtime.set(kind, passes)
         pairs, count = bench.run(), len(bench.runtime.bitten)
         failed = [said for _, said in pairs if said.reason == "error"]
@@ -99,7 +99,7 @@ def test_a_step_that_fails_on_the_device_ends_those_in_it_with_the_reason(bench:
         bench.right()
         gc.collect()  # an error's frames hold what it was raised over, in circles
         held.append(bench.runtime.used())
-    assert bench.runtime.bitten == [kind] * 7
+    assert bench.runtime.bitten == [kind] * 4
     assert len(set(held)) == 1, "what a failed step took is given back"
 
 

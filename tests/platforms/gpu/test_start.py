@@ -144,6 +144,7 @@ def test_a_trial_sees_wrong_keys(wrong: Any, kind: str, kernels: Any, monkeypatc
     assert str(kernels.trial(of, torch.device("cpu"))).startswith("a token alone's result is off by")
 
 
+@pytest.mark.slow
 def test_a_trial_as_long_as_on_a_gpu_passes(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three splits, and many tiles."""
     from quintet.platforms.gpu import library_checks as trials

@@ -359,6 +359,7 @@ def test_ragged_attention_equals_the_ops_specifications(dtype: torch.dtype) -> N
     assert_close(jnp.asarray(out[:real].numpy()), want, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 32), (3, 3, 80)])
 def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: int) -> None:
     of = spec(heads, kv_heads, dim, sinks=True)

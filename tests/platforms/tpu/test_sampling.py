@@ -307,6 +307,7 @@ def test_mixed_requests_get_the_tokens_that_the_cpu_platform_draws(device: Any, 
             assert found == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES[1:3])  # each of a mode's two words once: the others are made of the same ops
 def test_nothing_compiles_after_the_warm_up(device: Any, mode: str) -> None:
     compiled = compilations()
@@ -377,6 +378,7 @@ def answers(client: EngineClient) -> list[Any]:
     return shown
 
 
+@pytest.mark.slow
 def test_an_engine_gives_the_cpu_platforms_answers_and_compiles_nothing_once_it_has_started() -> None:
     client, compiled = engine("tpu"), compilations()
     assert answers(client) == answers(engine("cpu"))

@@ -137,6 +137,7 @@ def test_a_tied_head_is_held_once() -> None:
 TIED = ("lm_head.linear.weight", "model.embed_tokens.weight")
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_each_device_keeps() -> None:
     """Heads that do not divide are whole on every device; what is planned is what is there."""
     for kv_heads, shares in ((8, 8), (4, 1)):

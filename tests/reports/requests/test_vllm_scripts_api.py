@@ -198,6 +198,7 @@ async def test_it_is_so_in_async_llm() -> None:
     llm.shutdown()
 
 
+@pytest.mark.slow
 def test_one_engine_is_given_up_for_another() -> None:
     """As the script on prefix caching."""
     for enabled in (False, True):

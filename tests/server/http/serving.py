@@ -63,7 +63,7 @@ class Live:
 
     def lose_patience(self, patience: ClientTimeouts) -> None:
         """From now on: a client that is slow because the machine is busy was waited for so far."""
-        self.wire.patience = patience
+        self.wire.timeouts = patience
 
     def wait_for_abort(self) -> None:
         self.run(asyncio.wait_for(self.backend.gone.wait(), WAIT))

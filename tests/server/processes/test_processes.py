@@ -152,6 +152,7 @@ def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
     assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_others_end_their_requests_is_told_of() -> None:
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
         assert until(server.all_there)
@@ -173,6 +174,7 @@ def serves(process: psutil.Process) -> bool:
     return any(each.laddr for each in process.net_connections("tcp"))
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(short_folder))
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
@@ -192,6 +194,7 @@ def test_a_second_sigterm_ends_the_other_processes_too(short_folder: Path, monke
         assert "Traceback" not in server.output
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_tells_every_caller_why() -> None:
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
         assert until(server.all_there)
@@ -240,6 +243,7 @@ def test_sigterm_while_it_starts_leaves_nothing(short_folder: Path, monkeypatch:
         assert list(short_folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_lets_requests_end_too() -> None:
     """As Ctrl-C in a terminal, and as service managers do it."""
     with Server(*NULL, *PATIENT, "--api-workers", "2") as server:
@@ -323,6 +327,7 @@ def test_several_api_processes_serve_one_engine() -> None:
         assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_nobody_takes_a_dead_ones_place_while_the_server_ends() -> None:
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server:
         assert until(server.all_there)

@@ -71,11 +71,19 @@ def test_no_probe_and_no_kernel_is_refused() -> None:
     assert not refused(found)
 
 
+@pytest.mark.slow
 def test_no_model_is_refused() -> None:
     found = results("--kinds", "models")
     assert found and not refused(found)
 
 
-@pytest.mark.slow
-def test_no_variant_of_a_kernel_no_type_of_a_model_and_no_op_of_the_kit_is_refused() -> None:
-    assert not refused(results("--kinds", "models,kernels,ops", "--every"))
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param("kernels", marks=pytest.mark.slow),
+        pytest.param("models", marks=pytest.mark.sweep),
+        pytest.param("ops", marks=pytest.mark.sweep),
+    ],
+)
+def test_no_variant_of_a_kernel_no_type_of_a_model_and_no_op_of_the_kit_is_refused(kinds: str) -> None:
+    assert not refused(results("--kinds", kinds, "--every"))
