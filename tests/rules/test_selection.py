@@ -35,7 +35,8 @@ def collected(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Cal
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(GRID)
     pytester.makeini(
-        "[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers =\n  grid: \n  sweep: \n  slow: \n  timeout: \n"
+        "[pytest]\nmarkers =\n  grid: \n  sweep: \n  slow: \n  timeout: \n"
+        "asyncio_default_fixture_loop_scope = function\n"
     )
 
     def names(*args: str) -> set[str]:
