@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models
-from transformers import AutoTokenizer
 
 import quintet
 from quintet.sampling_params import SamplingParams
@@ -108,11 +107,10 @@ def test_hidden_tokens_do_not_begin_a_text_anew(backend: Tokenizer) -> None:
 
 @pytest.mark.parametrize("cleans", [True, False])
 def test_clean_up_tokenization_spaces_changes_no_text_of_bpe(cleans: bool, tmp_path: Path) -> None:
-    """transformers from 5.0 on ignores the entry there, which would take spaces out of code."""
+    """It would take spaces out of code; later releases of transformers than 5.0 ignore it there, too."""
     folder = shutil.copytree(BUNDLED, tmp_path / "model")
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "clean_up_tokenization_spaces": cleans}))
     text = "x = [ 1 , 2 ] . y ; it 's n't"
     tokenizer = load_tokenizer(folder)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == AutoTokenizer.from_pretrained(folder).decode(ids) == text
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
