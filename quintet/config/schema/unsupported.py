@@ -1,5 +1,4 @@
-"""Names of other engines (vLLM, llama.cpp, Ollama) that do not exist here: settings, flags, commands, methods, and the
-replacement for each."""
+"""Names of other engines (vLLM, llama.cpp, Ollama) that do not exist here, and the replacement for each."""
 
 import functools
 import inspect
