@@ -4,10 +4,12 @@
 #   TORCH_INDEX  where to take torch from, if the default index has no CPU build, e.g.
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/engine -k pages"
+#   RELEASE      the release of transformers for test-transformers; the oldest that pyproject.toml allows, if not given
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+RELEASE ?= $(shell sed -nE 's/^ *"transformers>=([0-9.]+)",/\1/p' pyproject.toml)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +24,7 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-all test-sweep lint format mutants bench gpu gpu-wheels clean
+.PHONY: help setup setup-run .packages .extension demo test test-all test-sweep test-transformers lint format mutants bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -51,6 +53,23 @@ test-all: $(STAMP) ## run the slow ones as well, and a share of the sweep: ARGS=
 
 test-sweep: $(STAMP) ## run the sweep, which takes hours; a share that takes minutes: ARGS="--sweep-share=3/10"
 	$(TESTS) -m sweep $(ARGS)
+
+# A release of transformers beside the one in .venv, with the two packages whose versions it bounds.
+TRANSFORMERS = build/transformers-$(RELEASE)
+BESIDE = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(TRANSFORMERS).part
+BOUNDED := from importlib.metadata import requires; print(*(each for each in requires("transformers") \
+	if each.startswith(("tokenizers", "huggingface")) and ";" not in each), sep="\n")
+
+build/transformers-%: | $(STAMP)
+	rm -rf $@.part
+	$(BESIDE) transformers==$(RELEASE)
+	PYTHONPATH=$@.part $(BIN)/python -c '$(BOUNDED)' >$@.part/bounded.txt
+	$(BESIDE) -r $@.part/bounded.txt
+	mv $@.part $@
+
+test-transformers: $(TRANSFORMERS) ## test the Transformers backend with the oldest transformers allowed, or with RELEASE=5.24.0
+	PYTHONPATH=$< $(BIN)/python -m pytest -rs $(ARGS) tests/e2e/families/test_backend*.py \
+		tests/reports/checkpoints/test_no_raw_exception_of_transformers.py
 
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .

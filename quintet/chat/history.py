@@ -9,6 +9,10 @@ SYSTEM = ("system", "developer")
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of parts that are no text of the answer
 
 
+class TemplateRefused(ValueError):
+    """A chat template does not take the messages: their order, a role, or what is in them."""
+
+
 def split_thoughts(content: Any) -> tuple[Any, str]:
     """Returns a message's content without its parts of reasoning, and their text."""
     if not isinstance(content, list) or not any(_is_thought(part) for part in content):
@@ -92,16 +96,14 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def first_that_renders(
-    render: Callable[[Sequence[Message]], str], messages: Sequence[Message], refused: type[Exception]
-) -> str:
+def first_that_renders(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
     """Returns the text of the messages, or of the first of their rewrites that is not refused."""
     try:
         return render(messages)
-    except refused as error:
+    except TemplateRefused as error:
         for changed in rewrites(messages):
             try:
                 return render(changed)
-            except refused:
+            except TemplateRefused:
                 continue
         raise error

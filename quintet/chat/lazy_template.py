@@ -4,10 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class TemplateRefused(ValueError):
-    """A chat template does not take the messages: their order, a role, or what is in them."""
-
-
 def render_template(template: str, variables: Mapping[str, Any]) -> str:
     from quintet.chat import template as renderer
 

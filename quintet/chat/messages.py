@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.chat.history import arguments_of, first_that_renders, split_thoughts
-from quintet.chat.lazy_template import TemplateRefused, render_template, template_variables
+from quintet.chat.lazy_template import render_template, template_variables
 from quintet.chat.prompts import Prompt
 from quintet.common.suggestions import refuse_unknown, unknown_name_error
 from quintet.common.unknown_fields import drop_unknown, report_unknown
@@ -95,7 +95,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
     def render(messages: Sequence[Message]) -> str:
         return render_template(template, {**variables, "messages": messages})
 
-    text = first_that_renders(render, checked, TemplateRefused)
+    text = first_that_renders(render, checked)
     if options.continue_final_message:
         text = _until_mark(text)
     refuse_surrogates(text, "the rendered chat")

@@ -21,7 +21,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from quintet.chat.lazy_template import TemplateRefused
+from quintet.chat.history import TemplateRefused
 
 MAX_TEMPLATE = 2**17  # characters of a template; the longest known has under 2**16
 MAX_SIZE = 2**24  # of any one value; characters of text: 4 times a context of 1M tokens

@@ -74,7 +74,7 @@ def _name(words: list[str]) -> str | None:
 
 def _usage(words: list[str]) -> int:
     from quintet import __version__
-    from quintet.config.schema.foreign_names import COMMANDS as COMMAND_HINTS
+    from quintet.config.schema.unsupported import COMMANDS as COMMAND_HINTS
 
     if words[:1] == ["help"] and (name := _name(words[1:])):
         return _run(name, ["--help"])

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable
 
 from quintet.parsers.scanner import MalformedText, Scanner, Steps, pattern_without
 from quintet.parsers.value_reader import (
@@ -20,8 +19,10 @@ from quintet.parsers.value_reader import (
     PYTHON,
     SCALAR,
     WORD,
+    Write,
     json_escaped,
     read_escape,
+    read_string,
 )
 
 # A prefix of a string that is text, with its quote. Bytes and f-strings are no JSON.
@@ -31,8 +32,6 @@ FLOAT = re.compile(r"[+-]?([0-9][0-9_]*)?\.?([0-9][0-9_]*)?([eE][+-]?[0-9_]+)?")
 OCTAL = re.compile(r"[0-7]{1,3}")
 LINE = pattern_without("\n")
 SIMPLE = {each: "\\" + each for each in '"\\bfnrt'} | {"'": "'", "\n": "", "a": "\\u0007", "v": "\\u000b"}
-
-Write = Callable[[str], object]
 
 
 def read_arguments(scan: Scanner, write: Write) -> Steps[None]:
@@ -152,31 +151,14 @@ def _strings(scan: Scanner) -> Steps[str]:
     pieces = ['"']
     while start := (yield from scan.peek_marker(STARTS)):
         scan.take(len(start))
-        quote = start.lstrip("rRuU")
-        yield from _string(scan, pieces.append, quote, start[0] in "rR")
+        yield from read_string(scan, pieces.append, start.lstrip("rRuU"), _raw if start[0] in "rR" else _escape)
         yield from _space(scan)
     return "".join([*pieces, '"'])
 
 
-def _string(scan: Scanner, write: Write, quote: str, raw: bool) -> Steps[None]:
-    """The rest of a string, and its quote."""
-    plain = pattern_without(quote[0] + "\\")
-    while not (scan.empty() and scan.ended):
-        if text := scan.match(plain):
-            write(json_escaped(text))
-        elif scan.empty():
-            yield
-        elif (yield from scan.peek_marker((quote,))):
-            scan.take(len(quote))
-            return
-        elif (yield from scan.peek(1)) != "\\":
-            write(json_escaped(scan.take(1)))
-        elif raw:
-            write(json_escaped(scan.take(len((yield from scan.peek(2))))))
-        else:
-            yield from _escape(scan, write)
-    scan.starved = True
-    raise MalformedText
+def _raw(scan: Scanner, write: Write) -> Steps[None]:
+    """A backslash in a raw string, and the character after it."""
+    write(json_escaped(scan.take(len((yield from scan.peek(2))))))
 
 
 def _escape(scan: Scanner, write: Write) -> Steps[None]:

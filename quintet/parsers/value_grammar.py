@@ -124,7 +124,7 @@ class _ValueGrammar:
         return write[kind](schema) if kind in write else self._lark.json({**schema, "type": kind})
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        if self._notation.escapes:
+        if self._notation.escape:
             return f"{self._lark.json({**schema, 'type': 'string'})}{self._in_single_quotes(schema)}"
         quote = self._notation.quotes[0]
         return f"{self._lark.literal(quote)} {self._lark.until(text_of(schema), quote)}"
@@ -140,12 +140,12 @@ class _ValueGrammar:
     def _one(self, value: Any) -> str:
         """A constant, in each of its ways."""
         written = self._lark.literal(self._constant(value))
-        single = isinstance(value, str) and self._notation.escapes and not re.search(r"['\\\x00-\x1f]", value)
+        single = isinstance(value, str) and self._notation.escape and not re.search(r"['\\\x00-\x1f]", value)
         return f"""{written} | {quoted(f"'{value}'")}""" if single else written
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
-            if self._notation.escapes:
+            if self._notation.escape:
                 return _json_pattern(value)
             quote = self._notation.quotes[0]
             if quote in value:
@@ -205,7 +205,7 @@ class _ValueGrammar:
             self._anything = self._lark.reserve()
             words = " | ".join(map(quoted, self._words.values()))
             python = f"{self._string({})} | {self._lark.json({'type': NO_TEXT})} | {words}"
-            self._lark.define(self._anything, python if self._notation.escapes else self._any_in_notation())
+            self._lark.define(self._anything, python if self._notation.escape else self._any_in_notation())
         return self._anything
 
     def _any_in_notation(self) -> str:

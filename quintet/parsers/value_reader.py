@@ -27,6 +27,33 @@ ESCAPES = {
 }
 
 
+Write = Callable[[str], object]
+ReadEscape = Callable[[Scanner, Write], Steps[None]]
+
+
+def json_escaped(text: str) -> str:
+    """Inside the quotes of a JSON string."""
+    return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_escape(scan: Scanner, write: Write) -> Steps[None]:
+    """A backslash and what it says: JSON's and Python's. One that says nothing stands for itself."""
+    kind = (yield from scan.peek(2))[1:]
+    digits = DIGITS.get(kind, 0)
+    code = (yield from scan.peek(2 + digits))[2:]
+    scan.take(1 + len(kind) + len(code))
+    if not kind or (digits and (len(code) < digits or not HEX.fullmatch(code))):
+        raise MalformedText
+    if kind == "u":
+        write("\\u" + code)
+    elif digits:
+        if int(code, 16) > 0x10FFFF:
+            raise MalformedText
+        write(json_escaped(chr(int(code, 16))))
+    else:
+        write(ESCAPES.get(kind, "\\\\" + json_escaped(kind)))
+
+
 @dataclass(frozen=True)
 class Bracket:
     """A list, or with `pair` (what stands between a key and its value) an object. Bare keys have no quotes."""
@@ -53,7 +80,7 @@ class Notation:
     arguments: Bracket = JSON_OBJECT
     brackets: tuple[Bracket, ...] = (JSON_LIST, JSON_OBJECT)
     quotes: tuple[str, ...] = ('"',)
-    escapes: bool = True
+    escape: ReadEscape | None = read_escape  # None: a backslash is text
     words: Mapping[str, str] = field(default_factory=lambda: JSON_WORDS)
     inner: str = ""
 
@@ -74,15 +101,7 @@ PYTHON = Notation(
 def gemma(quote: str, inner: str) -> Notation:
     """Keys have no quotes, and strings have markers of their own."""
     braces = Bracket("{", "}", ":", bare=True)
-    return Notation(arguments=braces, brackets=(JSON_LIST, braces), quotes=(quote,), escapes=False, inner=inner)
-
-
-Write = Callable[[str], object]
-
-
-def json_escaped(text: str) -> str:
-    """Inside the quotes of a JSON string."""
-    return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)[1:-1]
+    return Notation(arguments=braces, brackets=(JSON_LIST, braces), quotes=(quote,), escape=None, inner=inner)
 
 
 def read_value(scan: Scanner, write: Write, notation: Notation, top: Bracket | None = None) -> Steps[None]:
@@ -135,7 +154,7 @@ def read_name(scan: Scanner, notation: Notation, bare: bool = False) -> Steps[st
     if quote := (yield from scan.peek_marker(notation.quotes)):
         pieces: list[str] = []
         scan.take(len(quote))
-        yield from read_string(scan, pieces.append, quote, notation.escapes)
+        yield from read_string(scan, pieces.append, quote, notation.escape)
         return "".join(pieces)
     name = (yield from scan.run(WORD, MAX_NAME)) if bare else ""
     if not name:
@@ -147,10 +166,10 @@ def _scalar(scan: Scanner, write: Write, notation: Notation, bracket: Bracket | 
     if quote := (yield from scan.peek_marker(notation.quotes)):
         scan.take(len(quote))
         write('"')
-        yield from read_string(scan, write, quote, notation.escapes)
+        yield from read_string(scan, write, quote, notation.escape)
         while notation.inner and bracket and not (yield from _value_ends(scan, bracket, quote)):
             write(json_escaped(notation.inner))
-            yield from read_string(scan, write, quote, notation.escapes)
+            yield from read_string(scan, write, quote, notation.escape)
         write('"')
         return
     word = yield from scan.run(SCALAR, MAX_SCALAR)
@@ -181,9 +200,9 @@ def _value_ends(scan: Scanner, bracket: Bracket, quote: str) -> Steps[bool]:
     return False
 
 
-def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps[None]:
+def read_string(scan: Scanner, write: Write, quote: str, escape: ReadEscape | None) -> Steps[None]:
     """Reads the rest of a string after its first quote, and the last quote; writes it as JSON has it between quotes."""
-    plain = pattern_without(quote[0] + "\\" * escapes)
+    plain = pattern_without(quote[0] + ("\\" if escape else ""))
     while not (scan.empty() and scan.ended):
         if text := scan.match(plain):
             write(json_escaped(text))
@@ -194,30 +213,12 @@ def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps
             return
         elif scan.ends_within_marker((quote,)):
             raise MalformedText
-        elif escapes and (yield from scan.peek(1)) == "\\":
-            yield from read_escape(scan, write)
+        elif escape and (yield from scan.peek(1)) == "\\":
+            yield from escape(scan, write)
         else:
             write(json_escaped(scan.take(1)))
     scan.starved = True
     raise MalformedText
-
-
-def read_escape(scan: Scanner, write: Write) -> Steps[None]:
-    """A backslash and what it says: JSON's and Python's. One that says nothing stands for itself."""
-    kind = (yield from scan.peek(2))[1:]
-    digits = DIGITS.get(kind, 0)
-    code = (yield from scan.peek(2 + digits))[2:]
-    scan.take(1 + len(kind) + len(code))
-    if not kind or (digits and (len(code) < digits or not HEX.fullmatch(code))):
-        raise MalformedText
-    if kind == "u":
-        write("\\u" + code)
-    elif digits:
-        if int(code, 16) > 0x10FFFF:
-            raise MalformedText
-        write(json_escaped(chr(int(code, 16))))
-    else:
-        write(ESCAPES.get(kind, "\\\\" + json_escaped(kind)))
 
 
 def to_json(text: str, notation: Notation, top: Bracket | None = None) -> str | None:

@@ -14,8 +14,8 @@ from quintet.common.suggestions import nearest_name
 from quintet.common.value_parsers import integer
 from quintet.config import flatten_nested, setting_fields, unflatten_nested, unsupported_reason
 from quintet.config.schema.error_names import NameTranslation
-from quintet.config.schema.foreign_names import FLAGS
 from quintet.config.schema.typed_flags import find_typed_flags, name_translation
+from quintet.config.schema.unsupported import FLAGS
 
 T = TypeVar("T")
 Read = Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""Options and methods of other engines that do not exist here, and the replacement for each."""
+"""Names of other engines (vLLM, llama.cpp, Ollama) that do not exist here, and the replacement for each."""
 
 import functools
 import inspect
@@ -10,13 +10,14 @@ from quintet.common.suggestions import nearest_name
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NOT_YET = "it does not exist yet; leave it out"
 _NO_MEDIA = "images, audio and video of no model are served yet, text alone; leave it out"
 _NO_ADAPTERS = "adapters do not exist yet; leave it out"
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
+_DRAWS = "use --{0} of `quintet generate` and `quintet chat`, or the field {1} of a request"
+_LAYERS = "the whole model runs on one platform; use device"
 UNSUPPORTED: Mapping[str, str] = {
     "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
     "io_processor_plugin": "it is the server's (`quintet serve --io-processor-plugin`); leave it out",
@@ -48,9 +49,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "it out, and set QUINTET_CPU_BIND=0 where the system is to move them",
     "worker_extension_cls": "workers run no code of a caller's; a platform package decides how they run",
     "worker_cls": "a platform package decides how it runs; see quintet/interface/platform.py",
-    "enable_lora": _NOT_YET,
-    "max_loras": _NOT_YET,
-    "max_lora_rank": _NOT_YET,
+    "lora_modules": _NO_ADAPTERS,
+    "enable_lora": _NO_ADAPTERS,
+    "max_loras": _NO_ADAPTERS,
+    "max_lora_rank": _NO_ADAPTERS,
     "mm_processor_kwargs": _NO_MEDIA,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
@@ -66,7 +68,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "n_ctx": "use max_model_len",
     "context_length": "use max_model_len",
     "mem_fraction_static": "use gpu_memory_utilization",
-    "n_gpu_layers": "the whole model runs on one platform; use device",
+    "n_gpu_layers": _LAYERS,
     "speculative_config.model": _NO_DRAFTER,
     "speculative_config.draft_tensor_parallel_size": _NO_DRAFTER,
     "speculative_config.tensor_parallel_size": _NO_DRAFTER,
@@ -141,12 +143,50 @@ def unsupported_reason(name: str) -> str | None:
     return UNSUPPORTED.get(name)
 
 
+# of the command line, where the name of a setting is another's
+FLAGS: Mapping[str, str] = {
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "use --max-model-len"),
+    **dict.fromkeys(("-ngl", "--ngl", "--gpu-layers"), _LAYERS),
+    **dict.fromkeys(
+        ("-t", "--threads", "--threads-batch", "-tb"), "all cores are used; set OMP_NUM_THREADS, or leave it out"
+    ),
+    **dict.fromkeys(("-np", "--parallel"), "use --max-num-seqs"),
+    **dict.fromkeys(
+        ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "give OWNER/REPOSITORY:QUANTIZATION as the model"
+    ),
+    "-m": "use --model",
+    "--temp": _DRAWS.format("temperature", "temperature"),
+    "--repeat-penalty": _DRAWS.format("repetition-penalty", "repetition_penalty"),
+    **dict.fromkeys(("--predict", "--n-predict"), _DRAWS.format("max-tokens", "max_tokens")),
+    "--jinja": "the model's chat template is always used; leave it out",
+    **dict.fromkeys(("-fa", "--flash-attn"), "the platform chooses; leave it out, or use --attention-backend"),
+    **dict.fromkeys(("--mmap", "--no-mmap", "--mlock"), "files are mapped where that helps; leave it out"),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "use --max-num-batched-tokens"),
+    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "use --kv-cache-dtype"),
+    **dict.fromkeys(("-md", "--model-draft"), "no second model guesses yet; use --speculative-config.method ngram"),
+    "--alias": "use --served-model-name",
+    "--keep-alive": "a model stays loaded while its server runs; leave it out",
+    **dict.fromkeys(
+        ("--disable-log-requests", "--enable-log-requests", "--max-log-len"),
+        "texts of requests are never logged; leave it out",
+    ),
+}
+
+COMMANDS: Mapping[str, str] = {
+    "run": "`quintet chat MODEL` talks with a model, `quintet generate --model MODEL TEXT` completes a text",
+    "pull": "a model of the hub is downloaded at its first use: `quintet generate --model OWNER/NAME TEXT`",
+    **dict.fromkeys(("list", "ls"), "`hf cache scan` lists downloaded models; others are where their folders are"),
+    "show": "`quintet explain MODEL` shows how a model would run",
+    "ps": "each server runs one model and is a process of its own; GET /v1/models names it",
+    "stop": "Ctrl-C or SIGTERM ends a server",
+    "rm": "delete the folder, or use `hf cache delete` for models of the hub",
+    "create": "give --chat-template and the request's fields; there are no files of settings for a model",
+    "server": "it is `quintet serve`",
+}
+
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
-    "add_lora": "adapters do not exist yet",
-    "remove_lora": "adapters do not exist yet",
-    "list_loras": "adapters do not exist yet",
-    "pin_lora": "adapters do not exist yet",
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), "adapters do not exist yet"),
     "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",

@@ -11,6 +11,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.models.transformers.trace import alike_experts
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, make
 from tests.helpers.platforms.run_model import Runner
+from tests.helpers.releases import need_logits
 
 
 def test_experts_whose_gate_is_clamped_are_not_ours() -> None:
@@ -36,6 +37,7 @@ def test_tables_that_go_by_the_longest_text_of_a_step_are_refused() -> None:
     said = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **factors}
     base = {**PLAIN, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8}
     tiny = make("phimoe", {**base, "rope_parameters": {**said, "long_mscale": 1.5}})
+    need_logits(tiny)
     prompts = random_prompts(0, (23, 7), VOCAB)
     for prompt, logits in zip(prompts, Runner(tiny, transformers_backend=True).prompts(prompts), strict=True):
         reference = tiny.logits(prompt)

@@ -5,15 +5,22 @@ Not held here: a run of byte tokens that is invalid somewhere keeps its valid ch
 then; `tokenizers` replaces the whole run.
 """
 
+import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models
 
+import quintet
 from quintet.sampling_params import SamplingParams
 from quintet.tokenizers.detokenizer import Detokenizer
 from quintet.tokenizers.tokenizer import Tokenizer as Wrapped
+from quintet.tokenizers.tokenizer import load_tokenizer
+
+BUNDLED = Path(quintet.__file__).parent / "bundled"
 
 BYTES = ["<0x20>", "<0x41>", "<0x0A>"]
 TOKENS = [*"ab.,?!|_▁'", "▁▁", "▁a", "a▁", "▁b▁c", "Ġ", "Ġa", "Ã", "©", "Ã©", "â", "Ĥ", "¬", "Ċ", "##s", "##",
@@ -96,3 +103,14 @@ def test_hidden_tokens_do_not_begin_a_text_anew(backend: Tokenizer) -> None:
     wanted = backend.decode(word + word)
     assert streamed(tokenizer, [*word, *hidden, *word], True, []) == wanted
     assert streamed(tokenizer, word, True, [*word, *hidden]) == streamed(tokenizer, word, True, word)
+
+
+@pytest.mark.parametrize("cleans", [True, False])
+def test_clean_up_tokenization_spaces_changes_no_text_of_bpe(cleans: bool, tmp_path: Path) -> None:
+    """It would take spaces out of code; later releases of transformers than 5.0 ignore it there, too."""
+    folder = shutil.copytree(BUNDLED, tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "clean_up_tokenization_spaces": cleans}))
+    text = "x = [ 1 , 2 ] . y ; it 's n't"
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text

@@ -11,7 +11,11 @@ from quintet.server.http.anthropic.request import MessageBody, check_cache_contr
 Block = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system")
-_BLOCKS_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
+_BLOCKS_OF_ROLE = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
 _CONTENT = "text, or a list of blocks that is not empty"
 _NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
 _REASONS = {
@@ -19,7 +23,6 @@ _REASONS = {
     "document": _NO_MEDIA,
     "container_upload": _NO_MEDIA,
     "search_result": "give what was found as text",
-    "redacted_thinking": "nothing is redacted here; leave the block out",
 }
 
 
@@ -93,6 +96,13 @@ def _read_thinking(block: Block, where: str) -> Block:
     return {"type": "thinking", "thinking": text_of(block.get("thinking"), f"{where}.thinking")}
 
 
+def _read_redacted(block: Block, where: str) -> Block:
+    """Reads reasoning that another server has encrypted: it counts as none."""
+    refuse_fields(block, ("type", "data", "cache_control"), where)
+    text_of(block.get("data"), f"{where}.data")
+    return {"type": "redacted_thinking"}
+
+
 def _read_use(block: Block, where: str) -> Block:
     refuse_fields(block, ("type", "id", "name", "input", "cache_control", "caller"), where)
     given = block.get("input")  # proxies send text that was cut off
@@ -115,6 +125,7 @@ def _read_result(block: Block, where: str) -> Block:
 _READ: dict[str, Callable[[Block, str], Block]] = {
     "text": _read_text,
     "thinking": _read_thinking,
+    "redacted_thinking": _read_redacted,
     "tool_use": _read_use,
     "tool_result": _read_result,
 }
@@ -129,6 +140,8 @@ def add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": []})
     last = messages[-1]
+    if kind == "redacted_thinking":
+        return
     if kind == "text":
         last["content"].append({"type": "text", "text": block["text"]})
     elif kind == "thinking":

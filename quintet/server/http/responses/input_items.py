@@ -1,6 +1,6 @@
 """Reads and checks the items of a request's input."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
@@ -9,7 +9,18 @@ from quintet.server.http.ids import new_id
 from quintet.server.http.responses.item_references import ItemReferences, is_reference
 from quintet.server.http.responses.mcp_approvals import read_answer, read_request
 from quintet.server.http.responses.protocol import Item
-from quintet.server.http.responses.tool_items import read_call, read_list, read_mcp_call, read_output, read_reasoning
+from quintet.server.http.responses.tool_items import (
+    CLIENT_CALLS,
+    CLIENT_OUTPUTS,
+    PASSED_OVER,
+    read_call,
+    read_client_call,
+    read_client_output,
+    read_list,
+    read_mcp_call,
+    read_output,
+    read_reasoning,
+)
 
 ROLES = ("user", "assistant", "system", "developer")
 _ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
@@ -28,16 +39,6 @@ _REASONS = {
     "compaction_trigger": "this server compacts no conversations",
 }
 _TOOL_SUFFIXES = ("_call", "_call_output", "_search_output", "_tools")
-_OTHER_TYPES = (
-    "function_call",
-    "function_call_output",
-    "reasoning",
-    "item_reference",
-    "mcp_call",
-    "mcp_list_tools",
-    "mcp_approval_request",
-    "mcp_approval_response",
-)
 
 
 def read_input(given: Any, references: ItemReferences) -> list[Item]:
@@ -51,21 +52,9 @@ def read_input(given: Any, references: ItemReferences) -> list[Item]:
 
 def _read_item(item: Any, where: str) -> Item:
     if isinstance(item, dict) and "type" in item:
-        match _check_type(item["type"], where, ("message", *_OTHER_TYPES)):
-            case "function_call":
-                return read_call(item, where)
-            case "function_call_output":
-                return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
-            case "reasoning":
-                return read_reasoning(item, where)
-            case "mcp_call":
-                return read_mcp_call(item, where)
-            case "mcp_list_tools":
-                return read_list(item, where)
-            case "mcp_approval_request":
-                return read_request(item, where)
-            case "mcp_approval_response":
-                return read_answer(item, where)
+        kind = _check_type(item["type"], where, ("message", "item_reference", *_READERS))
+        if kind in _READERS:
+            return _READERS[kind](item, where)
     item = object_of(item, where, _ITEM_KEYS)
     role = one_of(item.get("role"), f"{where}.role", ROLES)
     content = item.get("content")
@@ -96,6 +85,28 @@ def _read_part(part: Any, role: str, where: str) -> dict[str, Any]:
 
 def _output_text(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _read_function_output(item: Mapping[str, Any], where: str) -> Item:
+    return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
+
+
+def _passed_over(item: Mapping[str, Any], where: str) -> Item:
+    return {"id": f"{item['type'].split('_')[0]}_{new_id()}", "type": item["type"], "status": "completed"}
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
+    "function_call": read_call,
+    "function_call_output": _read_function_output,
+    "reasoning": read_reasoning,
+    "mcp_call": read_mcp_call,
+    "mcp_list_tools": read_list,
+    "mcp_approval_request": read_request,
+    "mcp_approval_response": read_answer,
+    **dict.fromkeys(PASSED_OVER, _passed_over),
+    **dict.fromkeys(CLIENT_CALLS, read_client_call),
+    **dict.fromkeys(CLIENT_OUTPUTS, read_client_output),
+}
 
 
 def _check_type(given: Any, where: str, known: Sequence[str]) -> str:

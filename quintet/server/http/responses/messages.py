@@ -7,6 +7,7 @@ from quintet.chat.history import arguments_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.responses.mcp_approvals import approvals_as_calls
 from quintet.server.http.responses.protocol import Item
+from quintet.server.http.responses.tool_items import PASSED_OVER
 
 Message = dict[str, Any]
 
@@ -44,7 +45,7 @@ def as_messages(items: Sequence[Item]) -> list[Message]:
 def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Converts each mcp_call to a function_call and a function_call_output."""
     for item in items:
-        if item["type"] == "mcp_list_tools":
+        if item["type"] in ("mcp_list_tools", *PASSED_OVER):
             continue
         if item["type"] != "mcp_call":
             yield item

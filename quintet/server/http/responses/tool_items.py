@@ -17,6 +17,17 @@ _OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
 _REASONING = ("type", "id", "summary", "content", "encrypted_content", "status")
 _MCP_CALL = ("type", "id", "server_label", "name", "arguments", "status", "output", "error", "approval_request_id")
 _LIST = ("type", "id", "server_label", "tools", "error")
+# Past calls of OpenAI's own tools: their results are in the answer's text, so the model does not see the items.
+PASSED_OVER = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+               "tool_search_call", "tool_search_output")  # fmt: skip
+# Past calls of tools that the client ran -> where the input of the call stands. The model sees them as functions.
+CLIENT_CALLS = {
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+CLIENT_OUTPUTS = tuple(f"{kind}_output" for kind in CLIENT_CALLS)
 _STATUS = ("in_progress", "completed", "incomplete")
 
 
@@ -36,6 +47,23 @@ def read_call(item: Mapping[str, Any], where: str) -> Item:
         "name": name,
         "arguments": arguments,
     }
+
+
+def read_client_call(item: Mapping[str, Any], where: str) -> Item:
+    """Reads a call of a client's tool as a function_call; other fields than its input and name are ignored."""
+    kind = item["type"]
+    key = CLIENT_CALLS[kind]
+    name = item.get("name") or kind.removesuffix("_call")
+    arguments = msgspec.json.encode({key: item.get(key)}).decode()
+    return read_call({"call_id": item.get("call_id"), "name": name, "arguments": arguments}, where)
+
+
+def read_client_output(item: Mapping[str, Any], where: str) -> Item:
+    """Reads the output of a client's tool; what is no text is written as JSON."""
+    output = item.get("output")
+    text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
+    call_id = item.get("call_id") or item.get("id")  # a local_shell_call_output has the call's id as its own
+    return read_output({"call_id": call_id, "output": text}, where, lambda part, at: part)
 
 
 def read_arguments(item: Mapping[str, Any], where: str) -> str:

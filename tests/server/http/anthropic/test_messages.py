@@ -158,7 +158,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (user({"type": "tool_use", "id": "a", "name": "f", "input": {}}), "of the user has no blocks of type tool_use"),
     (user({"type": "tool_result", "content": "a"}), "tool_use_id must be text"),
     (user({"type": "thinking", "thinking": "a"}), "thinking"),
-    (user({"type": "redacted_thinking", "data": "a"}), "nothing is redacted"),
+    (user({"type": "redacted_thinking", "data": "a"}), "of the user has no blocks of type redacted"),
     (user({"type": "txt", "text": "a"}), "did you mean 'text'?"),
     (user({"type": "text", "text": ""}), "must not be empty"),
     (user({"type": "text"}), "messages[0].content[0].text must be text, not null"),

@@ -182,7 +182,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]", "text alone"),
     ({"input": [{"role": "user", "content": [{"type": "output_text", "text": "a"}]}]}, "input[0].content[0]", "role"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "null"),
-    ({"input": [{"type": "web_search_call"}]}, "input[0]", "no tools"),
+    ({"input": [{"type": "computer_call"}]}, "input[0]", "no tools"),
     ({"input": [{"type": 5}]}, "input[0].type", "a number"),
     ({"input": "\ud800"}, "", "JSON"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),

@@ -294,7 +294,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]}, "input[0].summary[0].text", "null"),
     ({"input": [{"type": "reasoning", "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content", "leave"),
     ({"input": [{"type": "reasoning"}]}, "input", "says nothing"),
-    ({"input": [{"type": "web_search_call"}]}, "input[0]", "function_call"),
+    ({"input": [{"type": "computer_call"}]}, "input[0]", "function_call"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort", "much"),
 ]  # fmt: skip
 
