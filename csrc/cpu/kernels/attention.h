@@ -100,8 +100,9 @@ extern const AttentionKernels kAttentionBaseline;
 #if defined(__x86_64__)
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
-extern const AttentionKernels kAttentionAvx512Bf16;
-extern const AttentionKernels kAttentionAmx;
+// These, but for bfloat16 that is multiplied in pairs, or by AMX's tiles.
+AttentionKernels with_pairs(const AttentionKernels& vectors);
+AttentionKernels with_tiles(const AttentionKernels& pairs);
 #endif
 
 }  // namespace quintet::cpu

@@ -1,10 +1,16 @@
-// Attention with AVX512 and its products of bfloat16 in pairs.
+// Attention of bfloat16 with AVX512's products in pairs. All else is kAttentionAvx512's: the same numbers are computed there.
 #include "cpu/kernels/attention.h"
 #include "cpu/kernels/attention_avx512_bf16_vectors.h"
 #include "cpu/kernels/attention_body.h"
 
 namespace quintet::cpu {
 
-const AttentionKernels kAttentionAvx512Bf16 = QUINTET_ATTENTION_KERNELS;
+AttentionKernels with_pairs(const AttentionKernels& vectors) {
+    AttentionKernels all = vectors;
+    all.attend[kBfloat16][kKVSame] = attend<Bfloat16, Bfloat16>;
+    all.stretch[kBfloat16][kKVSame] = stretch<Bfloat16, Bfloat16>;
+    all.whole[kBfloat16] = whole<Bfloat16>;
+    return all;
+}
 
 }  // namespace quintet::cpu

@@ -173,8 +173,8 @@ inline void whole_grow(Floats (&sums)[Rows][Vectors], const typename In::Element
 
 // Scores of Rows rows and a block of keys.
 template <typename In, long Rows>
-inline void whole_scores(const typename In::Element* const* q, long rows, const typename In::Element* k, long dim,
-                         float* to, long keys) {
+__attribute__((noinline)) void whole_scores(const typename In::Element* const* q, long rows, const typename In::Element* k,
+                                            long dim, float* to, long keys) {
     if constexpr (Rows > 1) {
         if (rows < Rows) return whole_scores<In, Rows - 1>(q, rows, k, dim, to, keys);
     }
@@ -206,7 +206,7 @@ inline void whole_tile(const WholeScratch& s, long row, long at, Range seen, flo
 }
 
 template <typename In, long Rows>
-inline void whole_values(const WholeScratch& s, long row, long rows, Range seen, float* to) {
+__attribute__((noinline)) void whole_values(const WholeScratch& s, long row, long rows, Range seen, float* to) {
     if constexpr (Rows > 1) {
         if (rows < Rows) return whole_values<In, Rows - 1>(s, row, rows, seen, to);
     }
@@ -243,7 +243,7 @@ struct WholePlace {
 };
 
 // Scores become what the softmax takes, where they are more than multiples.
-__attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeRow& row, WholePlace place, float* scores) {
+[[maybe_unused]] __attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeRow& row, WholePlace place, float* scores) {
     const float slope = call.slopes ? call.slopes[place.head] : 0.0F;
     const float* const biases = call.biases ? call.biases + place.head * (2 * call.reach + 1) + call.reach : nullptr;
     for (long i = row.all.first / kLanes * kLanes; i < row.all.last; i += kLanes) {

@@ -69,7 +69,7 @@ inline float squared_error(const Group& group, float scale) {
     return error;
 }
 
-inline uint16_t scale_of_nibbles(const Group& group) {
+__attribute__((noinline)) uint16_t scale_of_nibbles(const Group& group) {
     uint16_t best = 0;
     float least = __builtin_inff();
     for (const float extreme : kExtremes) {
@@ -84,7 +84,7 @@ inline uint16_t scale_of_nibbles(const Group& group) {
 }
 
 template <bool Nibbles>
-inline void put_group(const Group& group, float scale, uint8_t* bytes) {
+__attribute__((noinline)) void put_group(const Group& group, float scale, uint8_t* bytes) {
     const Floats stretch = splat(inverse(scale));
     const Ints offset = ints(Nibbles ? 8 : 128);
     for (long i = 0; i < group.count; i += kLanes) {
@@ -96,7 +96,7 @@ using Bytes64 = uint8_t[kLinearColumns][kLargestGroup];
 
 // Columns' bytes, side by side as quantized.h wants them.
 template <bool Nibbles>
-inline void interleave(const Bytes64& bytes, uint8_t* out, long quads) {
+__attribute__((noinline)) void interleave(const Bytes64& bytes, uint8_t* out, long quads) {
     constexpr long kVector = 16;  // columns
     for (long q = 0; q < quads; ++q) {
         for (long first = 0; first < kLinearColumns; first += Nibbles ? 2 * kVector : kVector) {
