@@ -4,10 +4,12 @@
 #   TORCH_INDEX  where to take torch from, if the default index has no CPU build, e.g.
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/engine -k pages"
+#   BASE         the commit that test-changed compares with (where the branch left origin/main or main)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+BASE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,10 +20,10 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format mutants bench gpu gpu-wheels clean
+.PHONY: help setup demo test test-all test-changed lint format mutants mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP) ## make .venv and build the extension
 
@@ -52,6 +54,9 @@ endif
 test-all: $(STAMP) ## run all tests, also those that take minutes
 	($(quick)); quick=$$?; ($(slow)) && exit $$quick
 
+test-changed: $(STAMP) ## run the tests that reach the files changed since BASE, nearest first: ARGS="--list"
+	$(BIN)/python scripts/changed_tests.py --base "$(BASE)" --alone "$(ALL_ALONE)" $(ARGS)
+
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,8 +67,11 @@ format: $(STAMP) ## rewrite the Python files in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-mutants: $(STAMP) ## put small faults into a file, and see which its tests miss: ARGS="FILE TESTS"
+mutants: $(STAMP) ## put small faults into the core, and see which the tests miss; into one file: ARGS="FILE TESTS"
 	$(BIN)/python scripts/mutants.py $(ARGS)
+
+mutants-csrc: $(STAMP) ## put small faults into the C++ kernels, and see which the tests miss
+	$(BIN)/python scripts/mutants_csrc.py $(ARGS)
 
 bench: $(STAMP) ## measure this machine and the engine on it
 	$(BIN)/python benchmarks/run.py $(ARGS)
