@@ -5,11 +5,13 @@
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/engine -k pages"
 #   RELEASE      the release of transformers for test-transformers; the oldest that pyproject.toml allows, if not given
+#   BASE         the commit that test-changed compares with (where the branch left origin/main or main)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 RELEASE ?= $(shell sed -nE 's/^ *"transformers>=([0-9.]+)",/\1/p' pyproject.toml)
+BASE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,10 +26,11 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-all test-sweep test-transformers lint format mutants bench gpu gpu-wheels clean
+.PHONY: help setup setup-run .packages .extension demo test test-all test-changed test-sweep test-transformers lint format mutants
+.PHONY: mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP) ## make .venv with all that development needs, and build the extension
 
@@ -71,6 +74,9 @@ test-transformers: $(TRANSFORMERS) ## test the Transformers backend with the old
 	PYTHONPATH=$< $(BIN)/python -m pytest -rs $(ARGS) tests/e2e/families/test_backend*.py \
 		tests/reports/checkpoints/test_no_raw_exception_of_transformers.py
 
+test-changed: $(STAMP) ## run the tests that reach the files changed since BASE, nearest first: ARGS="--list"
+	$(BIN)/python scripts/changed_tests.py --base "$(BASE)" $(ARGS)
+
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,8 +87,11 @@ format: $(STAMP) ## rewrite the Python files in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-mutants: $(STAMP) ## put small faults into a file, and see which its tests miss: ARGS="FILE TESTS"
+mutants: $(STAMP) ## put small faults into the core, and see which the tests miss; into one file: ARGS="FILE TESTS"
 	$(BIN)/python scripts/mutants.py $(ARGS)
+
+mutants-csrc: $(STAMP) ## put small faults into the C++ kernels, and see which the tests miss
+	$(BIN)/python scripts/mutants_csrc.py $(ARGS)
 
 bench: $(STAMP) ## measure this machine and the engine on it
 	$(BIN)/python benchmarks/run.py $(ARGS)

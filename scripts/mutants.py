@@ -1,151 +1,137 @@
-"""Puts small faults into one file, one at a time, and tells which of them its tests do not notice.
+"""Puts small faults into Python sources, one at a time, and shows which of them the tests do not notice.
 
-python scripts/mutants.py quintet/engine/scheduler.py tests/engine/test_scheduler.py [--faults 20] [--seed 0]
+python scripts/mutants.py [--faults 60] [--seed 0] [--cap 360] [--json FILE]       over the core of the engine
+python scripts/mutants.py quintet/engine/scheduler.py tests/engine/test_scheduler.py [--faults 20]     in one file
 
 A fault is a comparison that is off by one or turned round, a sum for a difference, an "or" for an "and", a number that
-is one more, a condition that lost its "not". The file stays as it is: the tests run in a process that reads another
-source in its place. What processes of their own do, they do without the fault. Tests that hang have noticed it.
+is one more, a condition that lost its "not". The file stays as it is: the tests run in an environment whose
+interpreters load another source in its place, also those that the tests start. Tests that hang have noticed it.
 """
 
 import argparse
 import ast
-import importlib.abc
-import importlib.util
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import CodeType
+from queue import SimpleQueue
 
-ROOT = Path(__file__).resolve().parent.parent
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts import import_graph
+from scripts.mutation import python_faults, table
+from scripts.mutation.trials import CAUGHT, ROOT, Bench, Fault, Trials, benches
+
 PATIENCE = 10  # times what the tests take without a fault, and that many seconds more
+CORE = {  # row of the table: patterns of files, and what they leave out
+    "engine": (("quintet/engine/**/*.py",), ("quintet/engine/kv_cache/", "quintet/engine/sampling/")),
+    "kv_cache": (("quintet/engine/kv_cache/**/*.py",), ()),
+    "sampling": (("quintet/engine/sampling/**/*.py", "quintet/ops/sampling.py", "quintet/ops/random.py"), ()),
+    "layers": (("quintet/layers/**/*.py",), ()),
+    "parsers": (("quintet/parsers/**/*.py",), ()),
+    "server": (("quintet/server/**/*.py",), ()),
+}
 
 
-def faults(tree: ast.Module) -> list[tuple[int, str, Callable[[], None]]]:
-    """(line, what, what makes it so) for each fault that there is room for, in the order of the file."""
-    return sorted((each for node in _code(tree) for each in _of(node)), key=lambda each: each[:2])
+def places(package: str, path: str) -> Iterator[Fault]:
+    """Every fault that there is room for in a file."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    lines, module = source.splitlines(), import_graph.dotted(path)
+    for number, (line, change, _) in enumerate(python_faults.faults(ast.parse(source))):
+        text = lines[line - 1].strip()
+        yield Fault(path, line, text, change, package, module, str(ROOT / path), number)
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that are run; not types, nor what a module or class declares."""
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "type_params", "defaults", "kw_defaults"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child
-                yield from _code(child)
+def drawn(wanted: int, seed: int) -> list[Fault]:
+    """The same number from each package of the core: every place in a package is as likely as any other."""
+    chosen: list[Fault] = []
+    for index, (package, (patterns, left_out)) in enumerate(CORE.items()):
+        found = sorted(p.relative_to(ROOT).as_posix() for pattern in patterns for p in ROOT.glob(pattern))
+        rooms = [fault for path in found if not path.startswith(left_out or ("\0",)) for fault in places(package, path)]
+        count = wanted // len(CORE) + (index < wanted % len(CORE))
+        chosen += random.Random(f"{seed} {package}").sample(rooms, min(count, len(rooms)))
+    return chosen
 
 
-def _of(node: ast.AST) -> Iterator[tuple[int, str, Callable[[], None]]]:
-    line = getattr(node, "lineno", 0)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
-        new = SWAPS[type(node.ops[0])]()
-        yield line, _swap(node.ops[0], new), lambda: node.ops.__setitem__(0, new)  # type: ignore[arg-type]
-    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in SWAPS:
-        yield line, _swap(node.op, other := SWAPS[type(node.op)]()), lambda: setattr(node, "op", other)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield line, "not -> not not", lambda: setattr(node, "operand", ast.UnaryOp(ast.Not(), node.operand))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield line, f"{node.value} -> {not node.value}", lambda: setattr(node, "value", not node.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        yield line, f"{node.value} -> {node.value + 1}", lambda: setattr(node, "value", node.value + 1)
+def over_the_core(wanted: int, seed: int, trials: Trials, json_file: Path | None) -> bool:
+    """Tries the drawn faults, two side by side; returns whether all were caught."""
+    faults, equivalent = table.split(drawn(wanted, seed))
+    done, graph = trials.done(), import_graph.build(ROOT)
+    order = [fault for fault in _in_turn(faults) if fault.key not in done]
+    with benches(2) as free, ThreadPoolExecutor(2) as pool:
+        queue: SimpleQueue[Bench] = SimpleQueue()
+        for bench in free:
+            queue.put(bench)
+
+        def tried(fault: Fault) -> None:
+            bench = queue.get()
+            try:
+                trials.tried(fault, graph.nearest([fault.module], [fault.path]), bench)
+            finally:
+                queue.put(bench)
+
+        list(pool.map(tried, order))
+    done = trials.done()
+    outcomes = [done[fault.key] for fault in faults]
+    result = table.summary(outcomes, equivalent, language="Python", seed=seed, cap_s=trials.cap)
+    result["failed_without_a_fault"] = sorted(trials.broken)
+    table.show(result)
+    table.write(result, json_file)
+    return bool(result["caught"] == result["faults"])
 
 
-def _swap(old: ast.AST, new: ast.AST) -> str:
-    return f"{type(old).__name__} -> {type(new).__name__}"
+def _in_turn(faults: Sequence[Fault]) -> list[Fault]:
+    """One of each package in turn, so that a run that is broken off has seen all of them."""
+    ranks: dict[str, int] = {}
+    turns = []
+    for fault in faults:
+        turns.append((ranks.setdefault(fault.package, 0), fault))
+        ranks[fault.package] += 1
+    return [fault for _, fault in sorted(turns, key=lambda turn: turn[0])]
 
 
-def broken(source: str, number: int, name: str) -> CodeType:
-    """The source with one of its faults, compiled."""
-    tree = ast.parse(source)
-    faults(tree)[number][2]()
-    return compile(ast.fix_missing_locations(tree), name, "exec")
-
-
-class Faulty(SourceFileLoader):
-    """Loads a module's source with one of its faults."""
-
-    def __init__(self, name: str, file: Path, number: int) -> None:
-        super().__init__(name, str(file))
-        self._number = number
-
-    def get_code(self, fullname: str) -> CodeType:
-        return broken(Path(self.path).read_text(encoding="utf-8"), self._number, self.path)
-
-
-class Instead(importlib.abc.MetaPathFinder):
-    """Finds that one module in the place of what is installed."""
-
-    def __init__(self, loader: Faulty) -> None:
-        self._loader = loader
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != self._loader.name:
-            return None
-        return importlib.util.spec_from_file_location(name, self._loader.path, loader=self._loader)
-
-
-def _run_one(file: Path, number: int, tests: Sequence[str]) -> int:
-    """pytest's exit code with that fault."""
-    import pytest
-
-    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    sys.meta_path.insert(0, Instead(Faulty(module, file, number)))
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
-
-
-def _try(arguments: Sequence[str], seconds: float | None = None) -> bool:
-    """Whether the tests pass."""
-    command = [sys.executable, __file__, *arguments]
-    try:
-        run = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return run.returncode == 0
-
-
-def survivors(file: Path, tests: Sequence[str], wanted: int, seed: int) -> list[str]:
-    """FILE:LINE and what was changed there, of the faults that no test noticed; says how it goes."""
-    found = faults(ast.parse(file.read_text(encoding="utf-8")))
-    chosen = sorted(random.Random(seed).sample(range(len(found)), min(wanted, len(found))))
-    start = time.monotonic()
-    if subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", *tests], cwd=ROOT).returncode:
-        raise SystemExit("the tests fail without a fault; mend that first")
-    seconds, unseen = PATIENCE * (time.monotonic() - start + 1), []
-    for number in chosen:
-        line, what, _ = found[number]
-        passed = _try([str(file), *tests, "--only", str(number)], seconds)
-        where = f"{file.relative_to(ROOT)}:{line}: {what}"
-        print(f"{'NOT SEEN' if passed else 'caught  '} {where}", flush=True)
-        if passed:
-            unseen.append(where)
-    print(f"{len(chosen) - len(unseen)} of {len(chosen)} faults were caught, of {len(found)} that there is room for")
-    return unseen
+def in_file(file: Path, tests: Sequence[str], wanted: int, seed: int) -> bool:
+    """Tries faults of one file with the given tests, slow ones too; returns whether all were caught."""
+    found = list(places(file.stem, file.relative_to(ROOT).as_posix()))
+    chosen = sorted(random.Random(seed).sample(found, min(wanted, len(found))), key=lambda fault: fault.number or 0)
+    words, unseen = ["-m", "", *tests], 0
+    with benches(1) as (bench,):
+        start = time.monotonic()
+        if failed := bench.run(words, float("inf"))[1]:
+            raise SystemExit(f"{failed[0] or 'pytest'} fails without a fault; mend that first")
+        seconds = PATIENCE * (time.monotonic() - start + 1)
+        for fault in chosen:
+            bench.load(fault)
+            start = time.monotonic()
+            seen = bool(bench.run(words, seconds)[1]) or time.monotonic() - start >= seconds
+            unseen += not seen
+            print(f"{CAUGHT if seen else 'NOT SEEN'} {fault.path}:{fault.line}: {fault.change}", flush=True)
+    print(f"{len(chosen) - unseen} of {len(chosen)} faults were caught, of {len(found)} that there is room for")
+    return not unseen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="the file that gets the faults")
-    parser.add_argument("tests", nargs="+", help="what pytest is told to run")
-    parser.add_argument("--faults", type=int, default=20, help="how many, drawn from all (20)")
+    parser.add_argument("file", type=Path, nargs="?", help="the file that gets the faults; none: the core's files")
+    parser.add_argument("tests", nargs="*", help="what pytest is given to run")
+    parser.add_argument("--faults", type=int, help="how many are drawn (20 of a file, 60 of the core)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (0)")
-    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cap", type=float, default=360, help="seconds of tests for each fault of the core (360)")
+    parser.add_argument("--json", type=Path, help="file for the table of the core")
+    parser.add_argument("--journal", type=Path, help="outcomes are added here at once, and not tried again")
     args = parser.parse_args()
+    if args.file is None:
+        journal = args.journal or ROOT / "build" / "mutants" / f"python-{args.seed}.jsonl"
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        if args.journal is None:
+            journal.unlink(missing_ok=True)
+        sys.exit(not over_the_core(args.faults or 60, args.seed, Trials(journal, args.cap), args.json))
     file = args.file.resolve()
-    if not file.is_file() or not file.is_relative_to(ROOT):
-        parser.error(f"{args.file} is no file of this repository")
-    if args.only is not None:
-        sys.exit(_run_one(file, args.only, args.tests))
-    sys.exit(bool(survivors(file, args.tests, args.faults, args.seed)))
+    if not file.is_file() or not file.is_relative_to(ROOT) or not args.tests:
+        parser.error(f"{args.file} is no file of this repository, or no tests are named")
+    sys.exit(not in_file(file, args.tests, args.faults or 20, args.seed))
 
 
 if __name__ == "__main__":
