@@ -1,6 +1,5 @@
 """Settings of every test."""
 
-import gc
 import os
 from collections.abc import Iterator
 
@@ -33,12 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # the longest first: no worker waits for one
-
-
-def pytest_collection_finish() -> None:
-    """Modules and tests live to the end: the collector need not look at them again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
     return to_cache_rows(torch.full((of.head_dim,), x), of.cache_dtype)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)  # hundreds of MB
 def cases(
     dtype: torch.dtype, cached: torch.dtype | None
 ) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, StepContext], Tensor]]:
