@@ -30,6 +30,7 @@ class Source:
     package: str  # that its relative names belong to
     imports: list[tuple[str, str]] = field(default_factory=list)  # (module, name in it or "")
     strings: set[str] = field(default_factory=set)
+    words: set[str] = field(default_factory=set)  # long ones, of code and comments
     tables: dict[str, str] = field(default_factory=dict)  # name: module, as in a package's lazy names
     by_name: list[str] = field(default_factory=list)  # packages that it imports modules of by their names
     walks: bool = False  # imports every module of a package
@@ -44,9 +45,10 @@ def dotted(path: str) -> str:
 def read(root: Path, path: str) -> Source:
     name = dotted(path)
     package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-    source = Source(path, name, package)
+    text = (root / path).read_text(encoding="utf-8")
+    source = Source(path, name, package, words=set(re.findall(r"\w{5,}", text)) if is_test(path) else set())
     try:
-        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        tree = ast.parse(text)
     except SyntaxError:
         return source
     calls = set()
@@ -139,13 +141,14 @@ class Graph:
         )
 
     def _rank(self, test: str, distance: int, paths: Iterable[str]) -> int:
-        """The distance, less where the test's folder mirrors a changed file's, or its name has the file's."""
+        """The distance, less where the test's folder mirrors a changed file's, or its name or text has the file's."""
         bonus = 0
         for path in paths:
             home = "tests/" + path.removeprefix("tools/quintet_tools/").removeprefix("quintet/").rpartition("/")[0]
             mirrors = test.startswith(f"{home.rstrip('/')}/")
             stem = path.rpartition("/")[2].partition(".")[0]
-            bonus = max(bonus, 3 * mirrors + 2 * (len(stem) > 2 and stem in test.rpartition("/")[2]))
+            named = len(stem) > 2 and stem in test.rpartition("/")[2]
+            bonus = max(bonus, 3 * mirrors + 2 * named + 2 * (stem in self.sources[self.tests[test]].words))
         return distance - bonus + 3 * test.startswith(SERVERS)
 
     def naming(self, path: str) -> set[str]:

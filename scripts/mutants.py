@@ -6,6 +6,7 @@ python scripts/mutants.py quintet/engine/scheduler.py tests/engine/test_schedule
 A fault is a comparison that is off by one or turned round, a sum for a difference, an "or" for an "and", a number that
 is one more, a condition that lost its "not". The file stays as it is: the tests run in an environment whose
 interpreters load another source in its place, also those that the tests start. Tests that hang have noticed it.
+scripts/mutants_equivalent.txt lists faults that nothing can show, with the reason; they are not counted.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import ast
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +41,12 @@ def places(package: str, path: str) -> Iterator[Fault]:
     """Every fault that there is room for in a file."""
     source = (ROOT / path).read_text(encoding="utf-8")
     lines, module = source.splitlines(), import_graph.dotted(path)
+    seen: Counter[tuple[int, str]] = Counter()
     for number, (line, change, _) in enumerate(python_faults.faults(ast.parse(source))):
         text = lines[line - 1].strip()
+        seen[line, change] += 1
+        if seen[line, change] > 1:
+            change += f" #{seen[line, change]}"
         yield Fault(path, line, text, change, package, module, str(ROOT / path), number)
 
 

@@ -1,4 +1,4 @@
-"""The table of a run, and the faults that change nothing that anyone can see."""
+"""The table of a run, and the faults that nothing can show."""
 
 import json
 import subprocess

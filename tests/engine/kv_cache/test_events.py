@@ -13,7 +13,7 @@ import zmq
 from quintet.config import EngineConfig, KVEventsConfig
 from quintet.engine import startup
 from quintet.engine.kv_cache import events as kv_events
-from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, external_hash
+from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, external_hash, group_index
 from quintet.engine.kv_cache.page_pool import PagePool
 from tests.engine.kv_transfer.test_manager import Connected, Odd, beginnings
 from tests.engine.test_overlap import Served, traffic
@@ -325,3 +325,9 @@ def test_each_of_several_engines_tells_at_its_own_address(context: zmq.Context) 
         assert msgspec.msgpack.decode(listener.recv_multipart()[2])[1] == [{"type": "AllBlocksCleared"}]
     finally:
         journal.close()
+
+
+def test_a_digest_has_the_hash_of_the_chain_and_the_group_behind_it() -> None:
+    chain = bytes(range(16))
+    assert external_hash(chain) == external_hash(chain + b"\x02\x01") == 0x08090A0B0C0D0E0F
+    assert [group_index(chain + group) for group in (b"", b"\x00", b"\x02\x01")] == [None, None, 0x0102]

@@ -197,6 +197,16 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
             first += length
 
 
+@pytest.mark.parametrize("starts", [[0, 77], [0, -1], [3, 10], [0, 4, 77], [0, 4, 3]])
+def test_whole_requests_that_point_outside_are_refused(starts: list[int]) -> None:
+    of = spec(4, 2, 16, source="none")
+    q, k, v = (torch.randn(10, heads, 16) for heads in (4, 2, 2))
+    _, _, context = batched(replace(of, source="self"), [AttentionRequest(0, 10)])
+    batch = context.batch._replace(query_start_loc=torch.tensor(starts, dtype=torch.int32))
+    with pytest.raises(ValueError, match="query_start_loc"):
+        Op.registry["attention"].providers["native"](q, k, v, batch, of, None)
+
+
 @pytest.mark.grid(cases=60)
 @pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("settings", SPECS.values(), ids=SPECS)

@@ -274,9 +274,9 @@ def test_log_probabilities_of_a_large_vocabulary_are_right_to_the_last_places(is
 
 
 def test_top_logprobs_of_rows_that_are_not_finite_are_nan_as_the_specifications(isa: str) -> None:
-    logits = torch.randn(3, 300, generator=seeded(12))
-    logits[0, 7], logits[1, 9], logits[2] = NAN, INF, NEVER
-    ones = torch.ones(3, dtype=torch.int32)
+    logits = torch.randn(4, 300, generator=seeded(12))
+    logits[0, 7], logits[1, 9], logits[2], logits[3, 0] = NAN, INF, NEVER, NAN
+    ones = torch.ones(4, dtype=torch.int32)
     got, want = (f("top_logprobs")(logits, ones, 4, True, ones) for f in (native, specified))
     assert torch.equal(got[0], want[0]) and torch.equal(got[2], want[2])
     assert got[1].isnan().all() and want[1].isnan().all()

@@ -134,6 +134,21 @@ def test_stacks_that_do_not_fit_are_refused() -> None:
         native(x[:4], gate_up, down, weights, ids)
 
 
+def test_a_group_of_8_bit_floats_is_even_or_all() -> None:
+    counts = torch.zeros(16, dtype=torch.int32)
+
+    def call(group: int) -> None:
+        """One expert of no tokens, with 5 features and 8 inner ones."""
+        first, second = ([1, 0, inputs, *[0] * 11] for inputs in (group, 8))
+        _cpu.quantized_experts(0, 0, 0, 5, first, second, 0, 0, 0, 0, counts.data_ptr(), 0, 1, 1, 5, 8, 0)
+
+    for group in (5, 2):
+        call(group)
+    for group in (3, 7, 0):
+        with pytest.raises(ValueError, match="a group is even, or all"):
+            call(group)
+
+
 def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_promised() -> None:
     reader = CanonicalReader(FORMS["int4 with zeros"])
     matrix = reader.random_matrix(EXPERTS * 2 * INNER, HIDDEN)

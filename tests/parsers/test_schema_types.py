@@ -1,0 +1,29 @@
+"""Types that a schema allows, and the depth to which they are looked for."""
+
+from typing import Any
+
+import pytest
+
+from quintet.parsers.lark_grammar import NoGrammar
+from quintet.parsers.schema_types import MAX_DEPTH, options
+
+
+def references(count: int) -> dict[str, Any]:
+    """A schema of so many references, one to the other, and a string behind the last."""
+    defined = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(count - 1)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defined, f"d{count - 1}": {"type": "string"}}}
+
+
+def choices(count: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(count):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+@pytest.mark.parametrize(("nested", "levels"), [(references, 1), (choices, 2)])  # levels that one takes
+def test_references_and_choices_are_followed_as_deep_as_is_allowed_and_no_deeper(nested: Any, levels: int) -> None:
+    most = (MAX_DEPTH - 1) // levels
+    assert options(nested(most), nested(most)) == [("string", {"type": "string"})]
+    with pytest.raises(NoGrammar):
+        options(nested(most + 1), nested(most + 1))
