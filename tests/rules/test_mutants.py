@@ -35,6 +35,7 @@ def test_a_fault_reaches_processes_without_environment_and_no_source(tmp_path: P
     assert (ROOT / SCANNER).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_fault_is_caught_by_what_fails_with_it_alone(tmp_path: Path) -> None:
     fault = next(fault for fault in mutants.places("parsers", SCANNER) if "self._at = text, 0" in fault.text)
     looks = "from quintet.parsers.scanner import Scanner\n\ndef test_it() -> None:\n    assert Scanner('x')._at == 0\n"

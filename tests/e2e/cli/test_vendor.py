@@ -99,6 +99,7 @@ def test_its_chip_can_be_described(vendor: Environment, tmp_path: Path) -> None:
     assert "KV cache needs" in done.stderr or "free on acme:0" in done.stderr, done.stderr[-500:]
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(vendor: Environment) -> None:
     said = vendor.said("-m", "pytest", "-q", "-p", "no:cacheprovider", str(vendor.home / "source" / "tests"))
     assert " passed" in said

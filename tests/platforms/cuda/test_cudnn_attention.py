@@ -179,6 +179,7 @@ def steps(platform: Any, *brought: dict[int, list[int]]) -> list[Tensor]:
     return [rows for each in brought for rows in run.step(each).values()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device of the host's memory")
 def test_an_engines_whole_prompts_go_to_it_alone(library: Library, caplog: pytest.LogCaptureFixture) -> None:
     """Those of the largest step and those that are padded to it; not what follows them, nor two that come together, nor

@@ -125,6 +125,7 @@ def promises(section: str) -> list[tuple[Check, Trial]]:
     return [(equal, trial) for trial in kit.list_trials(equal, subject) if trial.what in wanted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "count"), [("faults", 9), ("oracle", 4)])
 def test_the_conformance_kits_promises_are_kept(section: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where copies and streams take any order."""

@@ -65,6 +65,7 @@ def test_a_kernel_that_asks_an_argument_of_1_for_its_type_is_refused(tmp_path: P
     assert (specialized["specializations"], plain["specializations"], plain["error"]) == (3, 1, None)
 
 
+@pytest.mark.slow
 def test_no_probe_and_no_kernel_is_refused() -> None:
     found = results("--kinds", "probes,kernels")
     assert {each["case"].partition(" ")[0] for each in found} == {"probe", "kernel"}

@@ -38,6 +38,7 @@ def test_probes_pass(name: str) -> None:
     assert Op.registry[name].probes["triton"]() is None
 
 
+@pytest.mark.grid(cases=3)
 @each_type
 @pytest.mark.parametrize("name", ROUTES)
 def test_tokens_choose_as_specified(name: str, dtype: torch.dtype) -> None:
@@ -71,6 +72,7 @@ def test_entries_come_in_the_order_of_a_stable_sort(num: int) -> None:
         assert counts.tolist() == flat.bincount(minlength=num + 1)[:num].tolist()
 
 
+@pytest.mark.grid(cases=3)
 @each_type
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_are_the_specifications(name: str, dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ def test_probes_pass(name: str) -> None:
     assert Op.registry[name].probes["triton"]() is None
 
 
+@pytest.mark.grid(cases=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_give_what_is_specified(name: str, dtype: torch.dtype) -> None:

@@ -92,6 +92,7 @@ def test_other_modules_are_refused() -> None:
     assert not known() & {"zmq", "fastapi", "uvicorn", "sentence_transformers", "openai"}
 
 
+@pytest.mark.slow
 def test_a_model_generates_its_tokens(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     done = ran(script("scripts/on_gpu/first.py"), "step", "--results", str(results), "--device", "cpu")
@@ -99,6 +100,7 @@ def test_a_model_generates_its_tokens(tmp_path: Path) -> None:
     assert json.loads(results.read_text())["kind"] == "step"
 
 
+@pytest.mark.slow
 def test_steps_are_measured(tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     more = ("--shape", "tiny", "--device", "cpu", "--out", out, "--results", str(tmp_path / "results.jsonl"))
@@ -106,6 +108,7 @@ def test_steps_are_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["benchmarks.gpu_profile", "benchmarks.gpu_sweep", "scripts.on_gpu.alternatives",
                                     "scripts.on_gpu.sections", "scripts.gpu"])  # fmt: skip
 def test_scripts_can_be_imported(module: str) -> None:
@@ -118,6 +121,7 @@ def test_the_kit_lists_its_checks() -> None:
     assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
 
 
+@pytest.mark.slow
 def test_gpu_tests_are_collected() -> None:
     plugins = ("-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "pytest_asyncio.plugin")
     places = ("tests/platforms/gpu", "tests/platforms/cuda")

@@ -61,6 +61,7 @@ def test_a_second_run_takes_nothing_of_the_first(tmp_path: Path) -> None:
     assert "first" not in (tmp_path / "part.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cut_off_leaves_what_it_had_and_where_it_was(tmp_path: Path) -> None:
     results = jobs.results_of(tmp_path, "part")
     code = f"note(Path({str(results)!r}), kind='figure', of='slow'); print('began'); time.sleep(600)"
@@ -176,6 +177,7 @@ def test_a_rehearsal_puts_a_stand_in_in_the_place_of_cuda() -> None:
 # ------------------------------------------------------------------------------------------------- the report
 
 
+@pytest.mark.slow
 def test_a_report_has_the_sections_whose_shares_are_all_there(tmp_path: Path) -> None:
     results, report = tmp_path / "conformance.jsonl", tmp_path / "report.json"
     for section, share in (("device", (0, 2)), ("device", (1, 2)), ("probe", (0, 2))):

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[4]
 NO_GPU = not next(found.available for found in discover() if found.name == "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
 @pytest.mark.parametrize("command", ["scripts/gpu.py", "benchmarks/gpu.py"])
 def test_without_a_gpu_it_says_so_and_fails(command: str) -> None:
