@@ -26,7 +26,7 @@ def objects() -> list[tuple[str, Path]]:
     if not shutil.which("objdump"):
         pytest.skip("objdump (binutils) is missing")
     lines = listings()[0].read_text(encoding="utf-8").splitlines()
-    pairs = [(line.split(maxsplit=1)[0], Path(line.split(maxsplit=1)[1])) for line in lines]
+    pairs = [(line.split(maxsplit=1)[0], Path(line.split(maxsplit=1)[1])) for line in lines if line.endswith(".o")]
     if not all(path.is_file() for _, path in pairs):
         pytest.skip("the objects of the last build are gone")
     return pairs

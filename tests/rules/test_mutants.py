@@ -4,6 +4,8 @@ import ast
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from scripts import mutants
 from scripts.mutation import csrc_faults, python_faults, table
 from scripts.mutation.trials import CAPPED, CAUGHT, ROOT, SURVIVED, Bench, Fault, Killers, Outcome, Trials
