@@ -37,6 +37,7 @@ def test_the_remedy_is_one_line(words: tuple[str, ...], says: str, code: int, tm
     assert line.endswith(f"{says}{MISSING}")
 
 
+@pytest.mark.slow
 def test_checks_that_run_no_model_are_tried_and_the_rest_is_named(tmp_path: Path) -> None:
     words = [f"--section={name}" for name in ("device", "memory", "oracle")]
     done = quintet(tmp_path, "conformance", "--device", "cpu", "--quick", "--json", str(tmp_path / "r.json"), *words)

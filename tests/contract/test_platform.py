@@ -33,6 +33,7 @@ def mesh() -> Subject:
     return Subject("tpu", 8, EngineConfig(compilation_cache_dir=programs().name))
 
 
+@pytest.mark.slow
 @needs_jax
 @pytest.mark.parametrize("clause", MESH)
 def test_a_mesh_of_eight_devices_conforms(clause: str) -> None:

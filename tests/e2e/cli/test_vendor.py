@@ -69,6 +69,7 @@ def _generated(vendor: Environment, *words: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_it_is_found_once_it_is_installed(vendor: Environment) -> None:
     where = vendor.said("-c", "import acme; print(acme.__file__)")
     assert Path(where.strip()).is_relative_to(vendor.home / "lib")

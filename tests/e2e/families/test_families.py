@@ -56,6 +56,7 @@ def assert_close(logits: Tensor, reference: Tensor) -> None:
     torch.testing.assert_close(logits, reference, rtol=0, atol=1e-4 * spread)
 
 
+@pytest.mark.grid(cases=12)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(derandomize=True, max_examples=4, deadline=None, database=None)
 @given(data=st.data())

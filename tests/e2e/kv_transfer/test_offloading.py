@@ -365,6 +365,7 @@ def test_a_page_that_fails_on_one_rank_ends_its_request_on_all_if_that_was_asked
         )
 
 
+@pytest.mark.slow
 def test_stages_find_their_parts_on_disks(tmp_path: Path) -> None:
     more = {"kv_offloading_size": "1M", "kv_offloading_folder": str(tmp_path)}
     stages = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}

@@ -154,6 +154,7 @@ def test_ranks_of_the_cpu_and_one_process_of_jax_cut_each_others_pages() -> None
         assert gone_on(one, ranks, 1) == wanted(prompt(1, LENGTH))
 
 
+@pytest.mark.slow
 def test_stages_give_to_their_like_and_to_nobody_else() -> None:
     settings = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     with engine(**settings) as first, engine(**settings) as second:

@@ -104,6 +104,7 @@ def test_each_of_two_engines_may_have_two_ranks() -> None:
     assert until(lambda: gone(*processes), 10)
 
 
+@pytest.mark.slow
 def test_a_beginning_is_computed_once_where_its_engine_has_room() -> None:
     tiny = variant("llama", "plain")
     with several(tiny, page_size=16) as llm:
@@ -117,6 +118,7 @@ def test_a_beginning_is_computed_once_where_its_engine_has_room() -> None:
         assert llm.get_stats()["prefix_hits"] == 5 * 32
 
 
+@pytest.mark.slow
 def test_vectors_of_engines_are_those_of_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -129,6 +131,7 @@ def test_vectors_of_engines_are_those_of_one(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.outputs.data, two.outputs.data)
 
 
+@pytest.mark.slow
 def test_grammars_and_text_on_every_engine() -> None:
     pytest.importorskip("llguidance")
     with LLM("bundled", device="cpu", data_parallel_size=2, use_tqdm=False, kv_cache_memory_bytes="16M") as llm:
@@ -162,6 +165,7 @@ async def test_async_callers_share_the_engines() -> None:
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_ends_what_it_had_and_no_more_is_taken() -> None:
     tiny = variant("llama", "plain")
     llm = several(tiny)
@@ -182,6 +186,7 @@ def test_an_engine_that_dies_ends_what_it_had_and_no_more_is_taken() -> None:
     assert until(lambda: gone(*processes), 10)
 
 
+@pytest.mark.slow
 def test_one_that_stands_still_is_named_after_the_time_limit() -> None:
     tiny = variant("llama", "plain")
     llm = several(tiny, distributed_timeout_seconds=2)
@@ -276,6 +281,7 @@ def test_one_of_two_may_be_started_alone() -> None:
         assert answers(second) == answers(alone)
 
 
+@pytest.mark.slow
 def test_a_machine_has_its_own_of_many_engines() -> None:
     """They share this machine alone, and count where they stand among all."""
     many = {"data_parallel_size": 6, "data_parallel_size_local": 2, "data_parallel_start_rank": 2}
@@ -346,6 +352,7 @@ FLAGS = ("--model", "bundled", "--device", "cpu", "-dp", "2", "--kv-cache-memory
 ASKED = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_a_server_of_two_engines_answers_counts_and_ends_with_one() -> None:
     with LLM("bundled", device="cpu", use_tqdm=False, kv_cache_memory_bytes="16M") as alone:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -62,6 +62,7 @@ def by_torchrun(script: Path, ranks: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_process_of_torchrun_gets_the_same_and_is_told_where_calls_differ(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     said = by_torchrun(tmp_path / "script.py", 2).splitlines()

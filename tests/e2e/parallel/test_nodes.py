@@ -74,6 +74,7 @@ def want() -> list[str]:
         return answers(alone)
 
 
+@pytest.mark.slow
 def test_two_machines_live_as_one(want: list[str]) -> None:
     """With two ranks on each: steps that are recorded, that fail on one rank, what all do together, and the end."""
     port = free_port()
@@ -111,6 +112,7 @@ def test_a_machine_that_is_lost_is_named_and_all_end() -> None:
         llm.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_ends_the_other_machine_in_good_order() -> None:
     words = flags(free_port(), 2)
     with following(*words) as other, Server(*words) as server:

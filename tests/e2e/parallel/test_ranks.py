@@ -249,6 +249,7 @@ def test_a_grammar_holds_on_every_rank() -> None:
         assert "shared memory" in llm._client.engine_plan.reasons[1] + llm._client.engine_plan.reasons[2]
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_long_to_compile_keeps_nobody_waiting() -> None:
     pytest.importorskip("llguidance")
     with LLM("bundled", device="cpu", tensor_parallel_size=2, use_tqdm=False, kv_cache_memory_bytes="16M") as llm:
@@ -280,6 +281,7 @@ def test_a_grammar_that_takes_long_to_compile_keeps_nobody_waiting() -> None:
         assert client.tokenizer.hf.decode(said["shaped"], skip_special_tokens=True).strip().isdigit()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_and_all_end() -> None:
     tiny = variant("llama", "plain")
     llm = ranked(tiny, 3)

@@ -49,6 +49,7 @@ def both(tiny: Tiny, stages: int, share: int = 1) -> list[list[Any]]:
     return [[told(each, params) for params in (SCORED, SCORED, DRAWN, DRAWN)] for each in engines]
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize(("family", "kind", "stages", "share"), CASES)
 def test_what_is_read_of_earlier_stages_is_handed_on(
     family: str, kind: str, stages: int, share: int, made: list[Replay]

@@ -43,6 +43,7 @@ def counted(llm: LLM, name: str) -> float:
     return sum(getattr(each, "value", 0.0) for each in llm.get_metrics() if each.name == name)
 
 
+@pytest.mark.slow
 def test_prompts_that_are_embeddings_and_a_trace(tmp_path: Path) -> None:
     tiny, traces = make("llama", DEEP), {"profiler": "torch", "torch_profiler_dir": str(tmp_path)}
     alone, stages = both(**CHUNKS, enable_prompt_embeds=True, profiler_config=traces)
@@ -59,6 +60,7 @@ def test_prompts_that_are_embeddings_and_a_trace(tmp_path: Path) -> None:
         assert told(stages, PROMPTS, SCORED) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -146,6 +148,7 @@ def spoken(llm: LLM) -> list[Any]:
 BUNDLED: dict[str, Any] = {"device": "cpu", "use_tqdm": False, "kv_cache_memory_bytes": "16M", **CHUNKS}
 
 
+@pytest.mark.slow
 def test_grammars_and_text_of_stages() -> None:
     pytest.importorskip("llguidance")
     guessed = {"method": "ngram", "num_speculative_tokens": 3}
@@ -232,6 +235,7 @@ def streamed(url: str, **more: Any) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "ranks", "engines"),
     [

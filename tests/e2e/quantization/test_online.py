@@ -89,6 +89,7 @@ def test_on_cpus(name: str) -> None:
     agrees(wanted, CPU(), {"plain", *({wanted.format.kind} & facts.weight_formats)}, off)
 
 
+@pytest.mark.grid(cases=1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.parametrize(("name", "off"), [("fp8", 2e-3), ("fp8_per_tensor", 0.2), ("bitsandbytes", 2e-3)])
 def test_on_gpus_by_triton(name: str, off: float) -> None:
@@ -103,6 +104,7 @@ def test_on_gpus_by_triton(name: str, off: float) -> None:
     agrees(wanted, platform, {"plain", *[wanted.format.kind] * kept}, off)
 
 
+@pytest.mark.slow
 @tpu.needs_jax
 @pytest.mark.parametrize(
     ("name", "off"), [("fp8", 2e-3), ("fp8_per_block", 0.2), ("w4a8", 0.1), ("bitsandbytes", 2e-3)]

@@ -45,6 +45,7 @@ def test_a_quantized_model_is_smaller(scheme: str) -> None:
 DRAWS = [{"temperature": 0}, {"seed": 3}, {"seed": 4, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}]
 
 
+@pytest.mark.slow
 def test_without_the_extension_the_reference_quantizes_multiplies_and_draws() -> None:
     """Slower, and to the same text."""
     code = (

@@ -248,6 +248,7 @@ def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
         means.buffer_pool.for_width(WORDS)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_memory_that_is_written_to_outlives_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ def told(outputs: list[RequestOutput]) -> list[Any]:
     ]
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("how", ENGINES)
 def test_the_same_bits_with_and_without(how: str) -> None:
     ours, theirs = engine(GUESS, **ENGINES[how]), engine(None, **ENGINES[how])

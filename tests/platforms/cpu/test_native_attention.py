@@ -98,7 +98,7 @@ def cases(
     return made
 
 
-@pytest.mark.grid
+@pytest.mark.grid(cases=5)
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_every_instruction_set_equals_the_specification(isa: str, types: Types) -> None:
     dtype = types[0]

@@ -226,6 +226,7 @@ def test_reasons_why_sums_are_left_to_nccl() -> None:
     assert isinstance(broken, str) and "cannot be loaded" in broken
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
 def test_its_kernel_compiles_without_warnings_and_spills_nothing(architecture: str, tmp_path: Path) -> None:

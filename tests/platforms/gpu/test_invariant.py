@@ -49,6 +49,7 @@ def model(family: str) -> Any:
     return make(family, settings | ({"first_k_dense_replace": 0} if "first_k_dense_replace" in whole else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [

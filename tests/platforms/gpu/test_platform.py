@@ -285,7 +285,7 @@ def test_the_plan_counts_what_the_largest_captured_step_takes() -> None:
     )
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize("scheme", ONLINE)
 def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Make) -> None:
     model: Any = ("llama", "wide", "float32", {"quantization": scheme})

@@ -73,6 +73,7 @@ def test_without_a_word_ranks_are_threads(client: Make) -> None:
     assert engine.engine_plan.ranks.remote_ranks is None and len(engine.engine_plan.ranks.workers) == 2
 
 
+@pytest.mark.slow
 def test_an_engine_whose_rank_is_killed_ends_with_the_reason(client: Make) -> None:
     engine = client(**TWO)
     others = engine.engine_plan.ranks.remote_ranks
@@ -83,6 +84,7 @@ def test_an_engine_whose_rank_is_killed_ends_with_the_reason(client: Make) -> No
             tokens(engine)
 
 
+@pytest.mark.slow
 def test_no_process_and_no_folder_is_left(client: Make) -> None:
     before = set(Path(tempfile.gettempdir()).glob("quintet-ranks-*"))
     engine = client(**TWO)

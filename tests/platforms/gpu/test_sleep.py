@@ -145,6 +145,7 @@ def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     assert fake.captures == len(steps) and fake.replays >= 90
 
 
+@pytest.mark.slow
 def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
     plans = {}
     for name, settings in {

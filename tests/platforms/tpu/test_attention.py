@@ -102,7 +102,7 @@ def raised(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float()
 
 
-@pytest.mark.grid(cases=8)
+@pytest.mark.grid(cases=5)
 @pytest.mark.parametrize("case", GRID, ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_attention_equals_the_specification(provider: str, case: Case) -> None:
@@ -167,6 +167,7 @@ def spoilt(kv: Tensor, group: Group, with_: float) -> Tensor:
     return kv
 
 
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
     """Padding, page 0 and what lies past a request's end may hold anything, and reach nothing."""
@@ -329,7 +330,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_heads", "settings"), SHARDED, ids=str)
 def test_sharded_equals_alone(kv_heads: int, settings: dict[str, Any]) -> None:
     """8 KV heads divide among 8 devices, 4 or 1 do not and are on each; neither brings the cache together."""
@@ -413,6 +414,7 @@ def test_the_donated_cache_is_updated_where_it_is(dtype: torch.dtype) -> None:
 # ---------------------------------------------------------------------------------------------------- lowering for TPU
 
 
+@pytest.mark.grid(cases=3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_kernels_lower_for_a_tpu(dim: int, dtype: str) -> None:

@@ -297,7 +297,7 @@ class Mirror:
         assert float(same) > 0.98 and bool(((found[2] - wanted[2]).abs() <= 2).all())
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_requests_get_the_tokens_that_the_cpu_platform_draws(device: Any, mode: str) -> None:
     for seed in range(4):
@@ -398,6 +398,7 @@ class Prefers(RequestLogitsProcessor):
         return function
 
 
+@pytest.mark.slow
 def test_logits_processors_run_on_the_host_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     client = engine("tpu", logits_processors=[Prefers])
     assert [record.message for record in caplog.records if "on the host" in record.message] == [

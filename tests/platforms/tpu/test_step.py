@@ -57,7 +57,7 @@ def collectives(family: str, devices: int, dtype: str = "float32") -> list[str]:
     return COLLECTIVE.findall(compiled.as_text())
 
 
-@pytest.mark.grid(cases=3)
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
@@ -77,7 +77,7 @@ def test_one_device_talks_to_nobody() -> None:
     assert collectives("llama", 1) == []
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "granitemoehybrid"])
 def test_the_cache_is_donated_and_not_copied(family: str, dtype: str) -> None:
@@ -89,7 +89,7 @@ def test_the_cache_is_donated_and_not_copied(family: str, dtype: str) -> None:
     assert memory.temp_size_in_bytes < sizes_of[0] / 2
 
 
-@pytest.mark.grid(cases=8)
+@pytest.mark.grid(cases=6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
     """With the kernels that a TPU would run: Mosaic programs, one to write the cache and one to read it."""
@@ -152,6 +152,7 @@ def test_the_plan_counts_what_each_device_keeps() -> None:
 
 
 # One that comes while Python clears something up is dropped there, and pytest would be told of it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(?s).*KeyboardInterrupt:pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_never_loses_the_cache() -> None:
     """At any moment of any step: what runs afterwards gives what it gave before."""

@@ -49,6 +49,7 @@ def served(of: AttentionSpec, given: tuple[Tensor, ...], batch: Batch, sinks: Te
     return torch.from_numpy(np.array(jax_view(out)))
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("settings", KINDS, ids=str)
 def test_padding_is_seen_by_no_request(settings: dict[str, Any]) -> None:
     """Though the last row owns it, as a step that is padded has it; the specification says the same."""
@@ -68,6 +69,7 @@ def test_padding_is_seen_by_no_request(settings: dict[str, Any]) -> None:
             torch.testing.assert_close(out[: sum(LENGTHS)], want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("settings", KINDS, ids=str)
 def test_what_is_no_number_reaches_those_alone_that_see_it(settings: dict[str, Any]) -> None:
     of, (q, k, v), batch, sinks = made(settings)

@@ -128,6 +128,7 @@ def test_text_that_no_token_can_write_is_refused_before_anything_runs(tmp_path: 
         written(tokenizer_of(tmp_path, SERVED["Metaspace"], byte_fallback=False), choice=["né 中"])
 
 
+@pytest.mark.grid(cases=2)
 @pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.NFKC(), normalizers.Lowercase()])
 def test_text_that_a_normalizer_would_change_comes_as_it_is(tmp_path: Path, normalizer: Any) -> None:
     """report 1"""

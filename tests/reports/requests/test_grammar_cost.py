@@ -141,6 +141,7 @@ print((rss() - before) >> 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_lexers_is_given_back() -> None:
     """attack A3: each of these grammars takes some MB once it has run. The first twenty fill what is kept; without a

@@ -206,7 +206,7 @@ def without_the_first(context: StepContext, of: AttentionSpec) -> StepContext:
     return StepContext(context.batch, context.group._replace(block_table=table))
 
 
-@pytest.mark.grid(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached: torch.dtype | None) -> None:

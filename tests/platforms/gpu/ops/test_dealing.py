@@ -49,6 +49,7 @@ def test_counting_adds_and_wraps() -> None:
     assert triton_op("count_experts", DEVICE)(ids[:0], torch.ones(2, dtype=torch.int32)).tolist() == [1, 1]
 
 
+@pytest.mark.grid(cases=1)
 @each_type
 def test_shares_of_ranks_add_up_to_all_experts(dtype: torch.dtype) -> None:
     """The experts' kernel takes what comes: of two ranks, with copies and without, each adds its own."""

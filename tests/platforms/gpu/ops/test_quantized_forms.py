@@ -80,7 +80,7 @@ def wanted(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
     return found
 
 
-@pytest.mark.grid(cases=14)
+@pytest.mark.grid(cases=10)
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("what", [*FORMS, *OTHERS])
 def test_a_form_of_a_checkpoint_is_multiplied_as_it_lies(what: str) -> None:

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.grid(cases=1)
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
 def test_tokens_and_logprobs_are_those_of_the_host(mode: str) -> None:
     requests, twins = ([random_request(rng, str(i)) for i in range(8)] for rng in (random.Random(3), random.Random(3)))

@@ -116,6 +116,7 @@ def test_scripts_can_be_imported(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_kit_lists_its_checks() -> None:
     done = ran("from quintet.conformance import kit; print(len(kit.checks()))")
     assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
