@@ -29,8 +29,17 @@ def prepared() -> FakeBackend:
     return fake
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> Iterator[None]:
+    """What pytest and other tests hold is not looked at by the collector: a second on a large heap."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]]:
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     """CPU seconds of every callback that an event loop of this thread runs, and what it was."""
     seen: list[tuple[float, str]] = []
     run = asyncio.events.Handle._run
@@ -41,10 +50,7 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str
         seen.append((time.thread_time() - begun, repr(self)))
 
     monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
-    gc.collect()
-    gc.freeze()  # what pytest and other tests hold is no matter of ours
-    yield seen
-    gc.unfreeze()
+    return seen
 
 
 # Each is dear in one way, and all are legal but the last ones.

@@ -43,7 +43,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host":
 
 
 @schema.parametrize()
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
     case.call_and_validate(base_url=HOST, checks=CHECKS)
 

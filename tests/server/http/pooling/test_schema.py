@@ -24,7 +24,7 @@ schema = whole.include(path=PATHS)
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
     case.call_and_validate(base_url=HOST, checks=CHECKS)
 
