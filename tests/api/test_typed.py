@@ -44,6 +44,7 @@ def test_the_stub_names_what_is_taken(kind: type) -> None:
     assert typed - {"self,", "*,"} == {*inspect.signature(kind).parameters, *aliases}
 
 
+@pytest.mark.slow
 def test_a_checker_knows_keywords_and_results(tmp_path: Path) -> None:
     sample = tmp_path / "sample.py"
     sample.write_text(SAMPLE)

@@ -49,6 +49,7 @@ def test_what_was_frozen_stays_frozen() -> None:
     )  # a few may have ended meanwhile; none is left if it thaws
 
 
+@pytest.mark.slow
 def test_a_model_of_numbers_is_loaded_without_jinja() -> None:
     """In a process of its own: the renderer of chat templates takes 40 ms to import."""
     code = (

@@ -242,6 +242,7 @@ def test_a_fault_is_caught_and_named(platform: type[CPU], clause: str, says: str
     assert says in first_failure(clause, platform)
 
 
+@pytest.mark.slow
 def test_bits_that_sway_are_no_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle of a platform that promises no bits lets them pass, of models whose logits lie around 0."""
     monkeypatch.setattr(oracle, "EVERY", {family: EVERY[family] for family in oracle.FEW_MODELS})

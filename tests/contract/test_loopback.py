@@ -20,6 +20,7 @@ def given(rank: int) -> Tensor:
     return torch.randn(6, 12, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (4 * rank)
 
 
+@pytest.mark.slow
 def test_it_conforms() -> None:
     """Every collective, races, and a model shared out, on 2 and on 3 ranks."""
     subject, facts = Subject("cpu"), LoopbackPlatform.probe()

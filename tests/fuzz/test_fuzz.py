@@ -24,7 +24,7 @@ INPUTS = {
 }  # files, of which one in so many is read whole
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_spoilt_files_are_refused_or_read(name: str) -> None:
     target, (inputs, whole) = TARGETS[name](), INPUTS[name]

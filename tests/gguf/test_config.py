@@ -124,6 +124,7 @@ def test_rows_of_q_and_k_are_put_back() -> None:
     assert torch.equal(stored[unpermuted_rows(24, 8)], rows)
 
 
+@pytest.mark.slow
 def test_a_file_of_more_matrices_than_any_model_has_is_refused(tmp_path: Path) -> None:
     """Each expert takes hundreds of bytes for its byte of the file."""
     path = tmp_path / "crowd.gguf"

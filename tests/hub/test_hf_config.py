@@ -217,6 +217,7 @@ def test_the_file_read_is_not_changed(tmp_path: Path) -> None:
     assert json.dumps(raw) == before
 
 
+@pytest.mark.slow
 def test_the_second_start_does_not_import_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     code = (

@@ -98,6 +98,7 @@ def test_sigterm_lets_a_stream_end(servers: list[Server], router: Router) -> Non
     assert "all requests finished" in router.said
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded() -> None:
     code = (
         "import sys, quintet.cli.commands.router, quintet.router.server\n"

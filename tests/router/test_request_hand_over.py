@@ -38,6 +38,7 @@ def words(url: str, prompt: str, stream: bool = False) -> str:
     return "".join(each["choices"][0]["text"] for each in events if each["choices"])
 
 
+@pytest.mark.slow
 def test_a_prompt_goes_by_one_server_to_another_and_by_that_alone_where_the_first_is_lost(
     servers: tuple[Server, Server],
 ) -> None:

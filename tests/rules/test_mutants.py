@@ -13,6 +13,7 @@ from scripts.mutation.trials import CAPPED, CAUGHT, ROOT, SURVIVED, Bench, Fault
 SCANNER = "quintet/parsers/scanner.py"
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_faults_from_each_package() -> None:
     faults = mutants.drawn(12, 3)
     assert [fault.key for fault in faults] == [fault.key for fault in mutants.drawn(12, 3)]

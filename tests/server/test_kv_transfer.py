@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import zmq
 
 from tests.helpers.servers.serving import Server, until
@@ -24,6 +25,7 @@ def said(server: Server) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_next_start_finds_what_this_one_computed(tmp_path: Path) -> None:
     folder, address = tmp_path / "pages", f"ipc://{tmp_path / 'events'}"
     events = json.dumps({"enable_kv_cache_events": True, "topic": "kv", "endpoint": address})
@@ -48,6 +50,7 @@ def test_the_next_start_finds_what_this_one_computed(tmp_path: Path) -> None:
     context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_a_proxy_hands_prompts_on_from_one_server_to_another(tmp_path: Path) -> None:
     """As vLLM's proxies do: one token from the first, and what its answer says of its pages goes to the second."""
     key = tmp_path / "key"

@@ -167,6 +167,7 @@ def test_a_thousand_connections_hold(server: Server) -> None:
     asyncio.run(hold())
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_request(server: Server) -> None:
     headers = {"X-Request-Timeout": "0.05"}
     body = {**LONG, "stream": False}

@@ -13,6 +13,7 @@ from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server,
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} (DEBUG|INFO|WARNING|ERROR) +\S.*")
 
 
+@pytest.mark.slow
 def test_every_line_has_its_time_and_level_and_probes_have_none() -> None:
     with Server(*NULL, "--api-workers", "2", "--uvicorn-log-level", "info") as server:
         for path in PROBE_PATHS:
@@ -32,6 +33,7 @@ def server_line(lines: list[str], said: str) -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_end_tells_what_it_waited_for(number: signal.Signals) -> None:
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -47,6 +49,7 @@ def test_the_end_tells_what_it_waited_for(number: signal.Signals) -> None:
     assert f"({number.name}): 1 requests finished, 0 were cut short" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_the_end_tells_what_it_cut_short() -> None:
     with Server(*NULL, *ENDLESS, "--drain-timeout", "0") as server:
         with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=PATIENCE) as response:
@@ -57,6 +60,7 @@ def test_the_end_tells_what_it_cut_short() -> None:
         assert "(SIGTERM): 0 requests finished, 1 were cut short" in server.output
 
 
+@pytest.mark.slow
 def test_lines_may_be_json() -> None:
     with Server(*NULL, "--log-format", "json", "--disable-access-log-for-endpoints", "", wait=False) as server:
         assert until(lambda: '"message": "ready: ' in server.output)

@@ -160,6 +160,7 @@ def test_run_batch_names_the_flag(typed: str, says: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith(f"quintet run-batch: error: {says}")
 
 
+@pytest.mark.slow
 def test_the_engines_process_names_the_flag_in_one_line() -> None:
     with Server(*NULL, "--block_size", "16", "--num_gpu_blocks_override=2", wait=False) as server:
         assert server.process.wait(PATIENCE) == 1
@@ -169,6 +170,7 @@ def test_the_engines_process_names_the_flag_in_one_line() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_batchs_own_server_is_told_the_flag_as_typed() -> None:
     """And what it refuses is the command's own refusal."""
     reader = parser("run-batch")
@@ -204,6 +206,7 @@ def test_a_key_is_named_with_its_file(tmp_path: Path, text: str, says: str, caps
     assert said.startswith(f"quintet serve: error: {file}: {says}")
 
 
+@pytest.mark.slow
 def test_a_flag_before_a_key_is_what_is_named(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max-model-len: 5")

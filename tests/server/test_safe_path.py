@@ -33,6 +33,7 @@ def test_the_folder_is_a_trap(planted: Path) -> None:
     assert (planted / "ran").read_text() == "msgspec\n"
 
 
+@pytest.mark.slow
 def test_a_command_and_its_server_run_nothing_of_the_working_directory(planted: Path) -> None:
     """`python -m` puts it first; the server's engine is a process of its own."""
     (planted / "in").write_text(ANSWER)
@@ -51,6 +52,7 @@ def test_a_child_runs_nothing_of_the_working_directory(planted: Path, module: st
     assert "DecodeError" in done.stderr and not (planted / "ran").exists()
 
 
+@pytest.mark.slow
 def test_the_process_that_probes_runs_nothing_of_the_working_directory(planted: Path) -> None:
     words = [sys.executable, "-c", with_our_path(CHILD), '"quintet.platforms.null.platform"', '"Null"', "[]"]
     done = subprocess.run(words, cwd=planted, capture_output=True, text=True, timeout=240)

@@ -74,6 +74,7 @@ def test_a_wrong_config_file_is_refused_by_name(tmp_path: Path, text: str, said:
         read_config_file(str(file))
 
 
+@pytest.mark.slow
 def test_a_reasoning_parser_may_be_named_as_vllm_names_it(tmp_path: Path) -> None:
     """Within structured_outputs_config, with the file that registers it."""
     plugin = tmp_path / "mine.py"

@@ -68,6 +68,7 @@ def test_what_compiles_has_nothing_against_it(trials: CompileChecker) -> None:
     assert len(processes()) == 1  # one process for all
 
 
+@pytest.mark.slow
 def test_one_that_compiles_for_ever_ends_and_the_next_is_tried(trials: CompileChecker) -> None:
     with ThreadPoolExecutor(1) as thread:
         hostile = thread.submit(trials.compile_error, grammar(FOREVER))

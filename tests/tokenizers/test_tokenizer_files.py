@@ -185,6 +185,7 @@ def test_a_tokenizer_of_python_code_is_made_each_time(tmp_path: Path) -> None:
     assert freeze(tokenizer, tmp_path) is None
 
 
+@pytest.mark.slow
 def test_transformers_is_imported_when_its_object_is_asked_for() -> None:
     folder = Path(quintet.__file__).parent / "bundled"
     code = (

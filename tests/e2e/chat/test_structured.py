@@ -84,6 +84,7 @@ def test_an_answer_that_would_fit_is_left_as_it_is() -> None:
     assert bound.outputs[0].token_ids == free.outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_shape_as_json() -> None:
     command = [sys.executable, "-m", "quintet", "generate", "--device", "cpu", "--structured-outputs"]
     done = subprocess.run([*command, '{"regex": "[0-9]{3}"}', "A number:"], capture_output=True, text=True, check=True)

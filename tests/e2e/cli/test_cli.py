@@ -31,6 +31,7 @@ def test_generate_prints_text_and_speed() -> None:
     assert re.fullmatch(r"\d+ prompt tokens, first token after .* tokens of output, .* tokens/s\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_generate_takes_several_prompts_in_order() -> None:
     done = _run("generate", "--json", "-q", "--chat", "--temperature", "0", "--logprobs", "1", "--n", "2", FRANCE, SKY)
     assert (done.returncode, done.stderr) == (0, "")
@@ -41,6 +42,7 @@ def test_generate_takes_several_prompts_in_order() -> None:
     assert {"logprob", "rank", "decoded_token"} == set(first["logprobs"][0][str(first["token_ids"][0])])
 
 
+@pytest.mark.slow
 def test_generate_reads_standard_input_whole() -> None:
     done = _run("generate", "--chat", "--temperature", "0", "-q", stdin=FRANCE + "\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, PARIS + "\n", "")
@@ -93,6 +95,7 @@ def test_failures_are_one_message(
     assert captured.out == ""
 
 
+@pytest.mark.slow
 def test_debug_shows_where_it_failed() -> None:
     done = _run("generate", "-m", "/no/such/folder", "x", QUINTET_LOG_LEVEL="DEBUG")
     assert done.returncode == 1
@@ -172,6 +175,7 @@ def test_chat_answers_piped_lines_and_remembers() -> None:
 WEATHER = 'def get_weather(city: str) -> str:\n    "Get the weather in a city"\n    return "sunny, 21 degrees"\n'
 
 
+@pytest.mark.slow
 def test_chat_asks_before_a_tool_runs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WEATHER)
     terminal = Terminal("chat", "--temperature", "0", "--quiet", "--tools", str(tmp_path / "mine.py"))
@@ -251,6 +255,7 @@ class Terminal:
             return process.wait(60)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     terminal = Terminal("chat", "--temperature", "0", *ENDLESS)
     terminal.until("> ", 120)  # it starts
@@ -267,6 +272,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     assert terminal.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_other_commands_quietly() -> None:
     words = ["generate", *ENDLESS, "x"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

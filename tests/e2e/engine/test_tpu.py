@@ -71,7 +71,7 @@ def test_on_eight_devices_what_does_not_divide_is_kept_whole(family: str) -> Non
     assert_same_tokens(variant(family, next(iter(FAMILIES[family]))), 8)
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mixtral", "olmo2", "olmoe", "phi3", "qwen3", "qwen2_moe", "qwen3_moe"])
 def test_on_eight_devices_heads_and_features_are_cut(family: str) -> None:
     settings = {**FAMILIES[family]["plain"], **DIVISIBLE}

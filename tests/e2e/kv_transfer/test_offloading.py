@@ -291,6 +291,7 @@ def test_models_without_pages_of_their_own_are_refused(family: str, message: str
         prepare(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
 def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[str, int]) -> None:
     """All know the same pages at the same step, or they would not plan alike, and the engine would end."""

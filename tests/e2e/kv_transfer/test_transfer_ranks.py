@@ -101,6 +101,7 @@ def gone_on(first: LLM, second: LLM, number: int) -> list[int]:
     return list(got.outputs[0].token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "sizes", "config"),
     [
@@ -200,6 +201,7 @@ def test_what_machines_need_is_said(settings: dict[str, Any], why: str) -> None:
         _check_machines(KVTransferConfig(**{**BOTH, **settings}))
 
 
+@pytest.mark.slow
 def test_a_name_that_leaves_no_room_for_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kv_transfer_config.*has at most 32 characters"):
         engine(kv_transfer_config={**HERE, "engine_id": "x" * 40})

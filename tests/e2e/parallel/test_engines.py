@@ -148,6 +148,7 @@ async def _asked(llm: AsyncLLM, ids: list[int]) -> list[int]:
     return list(last.outputs[0].token_ids)
 
 
+@pytest.mark.slow
 async def test_async_callers_share_the_engines() -> None:
     import asyncio
 

@@ -195,6 +195,7 @@ def test_what_cannot_be_is_refused_with_what_to_do() -> None:
         explained(sparse, enable_expert_parallel=True, tensor_parallel_size=6)
 
 
+@pytest.mark.slow
 def test_a_process_that_drives_all_devices_refuses() -> None:
     config = EngineConfig(enable_expert_parallel=True, tensor_parallel_size=2)
     facts = Capabilities(2, (torch.float32,), spmd=True)

@@ -122,6 +122,7 @@ ROWS: dict[str, tuple[Callable[[], Tiny], dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=() if "biases" in each else pytest.mark.sweep) for each in ROWS]
 )
@@ -132,6 +133,7 @@ def test_what_has_one_scale_for_a_row_says_what_one_process_says_to_the_bit(name
         assert [scored(several) for _ in range(2)] == [scored(alone) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_activations_are_rounded_says_what_one_process_says_to_the_bit(tmp_path: Path) -> None:
     tiny = make("llama", WIDE)
     asked = QuantizeConfig(output=str(tmp_path / "w8a8"), scheme="W8A8", report=False)
@@ -237,6 +239,7 @@ def _failures(llm: LLM, want: list[list[int]]) -> None:
     assert answers(llm) == want
 
 
+@pytest.mark.slow
 def test_a_grammar_holds_on_every_rank() -> None:
     pytest.importorskip("llguidance")
     with LLM("bundled", device="cpu", tensor_parallel_size=2, use_tqdm=False, kv_cache_memory_bytes="16M") as llm:
@@ -297,6 +300,7 @@ def test_a_rank_that_dies_is_named_and_all_end() -> None:
     assert until(lambda: gone(*processes), 10)
 
 
+@pytest.mark.slow
 def test_one_that_stands_still_is_named_after_the_time_limit() -> None:
     tiny = variant("llama", "plain")
     llm = ranked(tiny, 2, distributed_timeout_seconds=1)
@@ -333,6 +337,7 @@ def test_what_cannot_start_says_why_and_leaves_no_process(settings: Any, says: s
     assert until(lambda: {each.pid for each in psutil.Process().children(recursive=True)} <= before, 10)
 
 
+@pytest.mark.slow
 def test_weights_that_no_rank_can_read_are_said_as_by_one(tmp_path: Path) -> None:
     tiny = variant("llama", "plain")
     folder = lacking(tiny, tmp_path)
@@ -395,6 +400,7 @@ def test_a_rank_that_is_killed_while_it_starts_ends_the_start() -> None:
     assert isinstance(error, ValueError) and "rank 1 of 2 has ended: it was killed by SIGKILL" in str(error)
 
 
+@pytest.mark.slow
 def test_a_server_of_two_ranks_answers_and_ends_with_a_rank() -> None:
     flags = ("--model", "bundled", "--device", "cpu", "--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "16M")
     with Server(*flags) as server:

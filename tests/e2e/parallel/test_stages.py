@@ -142,6 +142,7 @@ def test_three_stages_live_as_one(tmp_path: Path) -> None:
     assert until(lambda: gone(*processes), 10)
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_is_named_and_all_end() -> None:
     llm = staged(make("llama", DEEP), 2)
     processes = pids(llm)

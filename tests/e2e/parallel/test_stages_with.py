@@ -81,6 +81,7 @@ def test_requests_that_give_way_to_others(settings: dict[str, Any]) -> None:
         assert counted(alone, "vllm:num_preemptions") and counted(stages, "vllm:num_preemptions")
 
 
+@pytest.mark.slow
 def test_logits_processors_run_in_the_last_stage() -> None:
     alone, stages = both(**CHUNKS, logits_processors=("tests.helpers.edits:Shift",))
     params = [
@@ -203,6 +204,7 @@ NUMBERS: dict[str, tuple[type, dict[str, Any], Callable[[LLM], list[Any]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if "of" in name else pytest.mark.sweep) for name in NUMBERS]
 )

@@ -87,6 +87,7 @@ def test_the_folder_is_small() -> None:
     assert sum(path.stat().st_size for path in folder().rglob("*")) < 6e6
 
 
+@pytest.mark.slow
 def test_embed_without_a_model_and_without_a_network(llm: LLM, tmp_path: Path) -> None:
     """In a process of its own whose home is empty, and where the hub's cache would be."""
     texts = ["A cat.", "Kittens.", "Tax law."]

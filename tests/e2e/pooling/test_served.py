@@ -198,6 +198,7 @@ def test_a_small_call_ends_before_a_large_one_that_came_first(embedder: Server) 
         assert len(large.result().json()["data"]) == 2048
 
 
+@pytest.mark.slow
 def test_the_engine_is_free_when_a_caller_hangs_up(embedder: Server) -> None:
     address = urlsplit(embedder.url)
     body = json.dumps({"input": MANY}).encode()

@@ -57,7 +57,7 @@ def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     assert_agrees(tiny, Runner(tiny, quantization=forms_of(tiny, PLATFORM)), 2e-3)
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @pytest.mark.parametrize("name", ["awq", "awq of 32", "fp8 with ends"])
 def test_on_gpus_by_triton(name: str) -> None:

@@ -244,6 +244,7 @@ def test_who_asks_for_other_attention_has_none_of_it(settings: dict[str, Any], l
         assert (platform._planning[0].serves_whole_prompt is not None) == bool(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device of the host's memory")
 def test_where_it_errs_our_kernels_have_all_steps(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

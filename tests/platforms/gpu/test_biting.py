@@ -84,7 +84,7 @@ def test_copies_and_streams_may_take_any_order(bench: Bench) -> None:
     assert bench.runtime.captures > 0 and bench.runtime.replays > 5
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "kernel"])
 @pytest.mark.parametrize("bench", [("llama", 3)], indirect=True)
 def test_a_step_that_fails_on_the_device_ends_those_in_it_with_the_reason(bench: Bench, kind: Kind) -> None:

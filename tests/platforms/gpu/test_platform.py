@@ -82,6 +82,7 @@ def test_every_provider_is_in_the_priority_and_every_one_there_is_registered() -
     assert PLATFORM.op_priority is providers.PRIORITY
 
 
+@pytest.mark.slow
 def test_registering_takes_no_name_from_another_platform() -> None:
     """An op's provider of the same name, if two platforms brought one, would be whoever's was loaded last."""
     code = (
@@ -255,6 +256,7 @@ def test_states_by_the_specification_decode_in_graphs(client: Make) -> None:
     assert made._fake.replays == 4
 
 
+@pytest.mark.slow
 def test_large_prompts_are_replayed(client: Make) -> None:
     """More tokens than a captured decode step may have, in sizes that some prompts share."""
     made, plain = type(fake_platform()), type(fake_platform())
@@ -295,6 +297,7 @@ def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Ma
     assert tokens(run(ours, mix(0))) == tokens(run(theirs, mix(0)))
 
 
+@pytest.mark.slow
 def test_several_ranks_in_one_engine(client: Make) -> None:
     """The scheduler's threads may change from step to step: each call says which device it means."""
     made, tiny = type(fake_platform()), make("llama", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2})

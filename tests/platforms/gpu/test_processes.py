@@ -52,6 +52,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             each.engine_plan.ranks.remote_ranks.close()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_tokens_of_one_rank(client: Make, caplog: pytest.LogCaptureFixture) -> None:
     alone = client()
     wanted, captures = tokens(alone), Apart._fake.captures

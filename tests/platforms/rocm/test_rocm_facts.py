@@ -229,6 +229,7 @@ def test_the_environment_is_read_by_its_one_reader() -> None:
     assert facts.visible([card], read_environment({})) == [card]
 
 
+@pytest.mark.slow
 def test_probing_wakes_nothing_and_loads_no_triton() -> None:
     code = (
         "import sys, torch; from quintet.platforms.rocm import PLATFORM; PLATFORM.probe();"

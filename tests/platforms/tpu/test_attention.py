@@ -216,6 +216,7 @@ def test_pages_given_back_behind_a_window_are_not_looked_at(mix: str, provider: 
     assert_close(jax_view(attend(torch.cat([q, rest]), kept, whole, of, sinks))[: len(q)], want)
 
 
+@pytest.mark.slow
 def test_a_step_of_nothing_gives_zeros() -> None:
     of = spec(2, 1, 16)
     empty = planned(ShapeBucket(16, 16, 16, (24,)).batch, 16)

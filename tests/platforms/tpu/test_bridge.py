@@ -27,6 +27,7 @@ except AttributeError:
 """
 
 
+@pytest.mark.slow
 def test_nothing_changes_for_others() -> None:
     done = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True)
     assert done.stdout == "as before\n", done.stderr

@@ -69,6 +69,7 @@ def test_stand_ins_are_chosen_by_name_alone() -> None:
     assert choose("tpu").platform is PLATFORM
 
 
+@pytest.mark.slow
 def test_discovery_loads_no_jax() -> None:
     code = (
         "import sys; from quintet.platforms import discover; discover(); print({'jax', 'torchax'} & set(sys.modules))"

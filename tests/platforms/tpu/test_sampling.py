@@ -297,7 +297,7 @@ class Mirror:
         assert float(same) > 0.98 and bool(((found[2] - wanted[2]).abs() <= 2).all())
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_requests_get_the_tokens_that_the_cpu_platform_draws(device: Any, mode: str) -> None:
     for seed in range(4):

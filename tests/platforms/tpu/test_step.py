@@ -77,7 +77,7 @@ def test_one_device_talks_to_nobody() -> None:
     assert collectives("llama", 1) == []
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "granitemoehybrid"])
 def test_the_cache_is_donated_and_not_copied(family: str, dtype: str) -> None:
@@ -101,6 +101,7 @@ def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
     assert lowered.as_text().count("tpu_custom_call") >= least, "layers that are alike share theirs"
 
 
+@pytest.mark.slow
 def test_programs_are_kept_for_the_next_start(tmp_path: Path) -> None:
     from quintet.platforms.tpu import PLATFORM
 
@@ -115,6 +116,7 @@ def test_programs_are_kept_for_the_next_start(tmp_path: Path) -> None:
         jax.config.update("jax_compilation_cache_dir", before)
 
 
+@pytest.mark.slow
 def test_each_device_holds_its_share_of_matrices_and_cache() -> None:
     even = make("llama", {**FAMILIES["llama"]["plain"], **EVEN, "num_key_value_heads": 8})
     whole, shared = (Runner(even, platform=tpu.platform(count), sizes=(16,)).worker for count in (1, 8))

@@ -66,6 +66,7 @@ def down(there: Worker, x: Any) -> torch.Tensor:
     return there.device.to_host(x)()
 
 
+@pytest.mark.slow
 def test_a_step_brings_embeddings_in_the_place_of_ids() -> None:
     """A variant of its own beside the plain one of the same tokens; the same logits to the last bit."""
     tiny = variant("llama", "plain")

@@ -204,6 +204,7 @@ def test_graphs_are_trusted_by_version_and_family(tmp_path: Path, number: int, v
     assert why is None if captured else "#187277" in str(why)
 
 
+@pytest.mark.slow
 def test_discovery_makes_no_context_and_loads_no_triton() -> None:
     code = (
         "import sys, torch; from quintet.platforms import discover; discover();"

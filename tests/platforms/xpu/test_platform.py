@@ -169,6 +169,7 @@ def test_another_error_of_the_driver_is_not_swallowed(monkeypatch: pytest.Monkey
         runtime.memory(0)
 
 
+@pytest.mark.slow
 def test_an_engine_plans_on_a_gpu_in_a_processor(client: Callable[..., EngineClient]) -> None:
     made = fake_class(limit=GIB, silent=True, integrated=True)
     ours = client(variant("llama", "plain"), made, max_model_len=160, max_num_seqs=2000, gpu_memory_utilization=0.2)

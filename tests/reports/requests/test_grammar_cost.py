@@ -150,6 +150,7 @@ def test_memory_of_lexers_is_given_back() -> None:
     assert int(done.stdout) < 20, done.stdout
 
 
+@pytest.mark.slow
 async def test_a_failure_of_a_grammar_is_the_requests_own_fault() -> None:
     """attack A6: 400, and no 500 that clients send again."""
     fake = FakeBackend(fail_at=0, failure="structured_outputs ended: too many states")

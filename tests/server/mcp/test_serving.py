@@ -34,6 +34,7 @@ def test_without_the_client_the_flag_says_what_to_install(monkeypatch: pytest.Mo
         ToolServers(ServerConfig(tool_server=("localhost:1",)))
 
 
+@pytest.mark.slow
 def test_a_command_ends_with_the_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the extra mcp")
     entry = {"command": sys.executable, "args": ["-m", "tests.helpers.servers.tool_server", "stdio"], "cwd": str(ROOT)}
@@ -45,6 +46,7 @@ def test_a_command_ends_with_the_server(tmp_path: Path) -> None:
         assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the extra mcp")
     with Server(*NULL, "--tool-server", "127.0.0.1:1", wait=False) as server:

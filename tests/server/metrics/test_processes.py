@@ -119,6 +119,7 @@ def silent(server: Server) -> float:
     return samples(found.text)["quintet:peers_silent"]
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_a_dead_ones_place_is_asked_again(server: Server) -> None:
     dead, first = server.find("api_process"), server.api_processes()[0]
     first.suspend()  # it would start another before anybody asks

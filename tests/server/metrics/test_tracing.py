@@ -227,6 +227,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytes
         tracing.make_tracer("http://localhost:4318", lambda: "m")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_traced_imports_neither_sdk_nor_exporter() -> None:
     code = (
         "import sys, quintet.server.processes.api_process\n"

@@ -1,4 +1,4 @@
-"""A browser for the tests of a module, and for each test a server and a page that must not complain."""
+"""A browser for the tests of this folder, and for each test a server and a page that must not complain."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.server.page.browser import NAMES, find_browser, open_browser, watch
 from tests.server.page.fake_server import FakeServer
 
 
-@pytest.fixture(scope="module")  # no wider: Playwright's event loop would stand in the way of asyncio tests elsewhere
+@pytest.fixture(scope="package")  # no wider: asyncio tests cannot run beside Playwright's loop
 def browser() -> Iterator[Browser]:
     path = find_browser()
     if path is None:

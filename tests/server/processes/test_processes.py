@@ -77,6 +77,7 @@ def test_a_stopped_engine_is_ended_with_the_reason() -> None:
         assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_is_not_ready_and_one_that_goes_on_is_again(server: Server) -> None:
     before = server.complete().json()["choices"]
     engine = server.find("engine_process")
@@ -110,6 +111,7 @@ class Callers:
         return [*((0, json.loads(line[6:])) for line in lasts), *((each.status_code, each.json()) for each in answers)]
 
 
+@pytest.mark.slow
 def test_callers_of_every_process_are_told_when_the_engine_dies() -> None:
     with Server(*NULL, *ENDLESS, *PATIENT, "--api-workers", "2") as server, contextlib.ExitStack() as stack:
         assert until(server.all_there)
@@ -139,6 +141,7 @@ def test_sigterm_lets_running_requests_end(server: Server) -> None:
     assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_it_at_once(server: Server) -> None:
     engine = server.find("engine_process")
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=PATIENCE) as response:
@@ -234,6 +237,7 @@ def test_a_stopped_api_process_is_replaced_and_is_woken_to_end() -> None:
         assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_sigterm_while_it_starts_leaves_nothing(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(short_folder))
     with Server(*NULL, wait=False) as server:
@@ -263,11 +267,13 @@ def test_a_signal_to_every_process_lets_requests_end_too() -> None:
         assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_a_sigterm(server: Server) -> None:
     assert server.stop(signal.SIGINT) == 0
     assert server.leftovers() == []
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_ends_with_the_reason() -> None:
     with Server("/nowhere/at-all", *NULL, wait=False) as server:
         assert server.process.wait(PATIENCE) == 1
@@ -286,6 +292,7 @@ def test_a_taken_port_is_said_before_anything_is_loaded() -> None:
     assert f"port {port} on 127.0.0.1 is taken" in done.stderr and "--port" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_unix_socket_is_private_and_goes_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with Server(*NULL, "--uds", str(path)) as server:
@@ -352,6 +359,7 @@ def text_of(server: Server, process: psutil.Process) -> str:
         return str(client.post("/v1/completions", json={"prompt": "a", "seed": 1}).json()["choices"][0]["text"])
 
 
+@pytest.mark.slow
 def test_an_api_process_takes_no_connection_before_it_knows_the_model() -> None:
     with Server(*NULL, *PATIENT, "--api-workers", "2") as server:
         server.find("engine_process").suspend()  # it greets nobody
@@ -365,6 +373,7 @@ def test_an_api_process_takes_no_connection_before_it_knows_the_model() -> None:
         assert all("no sign of life" in each for each in said), said
 
 
+@pytest.mark.slow
 def test_a_dead_api_process_leaves_no_pages_behind() -> None:
     with Server(*NULL, *ENDLESS, "--api-workers", "2") as server:
         assert until(server.all_there)

@@ -11,6 +11,7 @@ from quintet.cli import main as cli
 from tests.helpers.servers.serving import NULL, Server, until
 
 
+@pytest.mark.slow
 def test_a_benchmark_has_its_timed_requests_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--num-prompts", "3", "--input-len", "4", "--output-len", "4", "--max-concurrency", "1", "--profile"]
     config = ("--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", str(tmp_path))
@@ -25,6 +26,7 @@ def test_a_benchmark_has_its_timed_requests_traced(tmp_path: Path, capsys: pytes
     assert sum(each["name"] == "start" for each in trace["traceEvents"]) >= 12, "four steps of each, and no warm-up"
 
 
+@pytest.mark.slow
 def test_one_process_begins_a_trace_and_another_ends_it(tmp_path: Path) -> None:
     config = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
     with Server(*NULL, "--profiler-config", config, "--api-workers", "2") as server:

@@ -40,6 +40,7 @@ def test_every_process_knows_that_it_sleeps(server: Server) -> None:
         assert server.complete().json()["choices"] == before
 
 
+@pytest.mark.slow
 def test_a_process_that_joins_a_sleeping_engine_knows_it(server: Server) -> None:
     httpx.post(server.url + "/sleep", timeout=60)
     first = server.find("api_process")

@@ -29,6 +29,7 @@ def figures(tmp_path: Path, *words: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_measured_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "measured.json")
     null = ["--device", "null", "--load-format", "dummy", "--max-model-len", "64", "--num-pages", "64"]
@@ -47,6 +48,7 @@ def test_what_is_measured_can_be_played(tmp_path: Path, capsys: pytest.CaptureFi
     assert played["completed"] == 6 and played["total_output_tokens"] == 30
 
 
+@pytest.mark.slow
 def test_a_server_of_several_engines_is_measured_while_all_compute(tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     words = ["--device", "cpu", "--max-model-len", "32", "--num-pages", "64", "--max-num-seqs", "1", "-dp", "2"]
@@ -55,6 +57,7 @@ def test_a_server_of_several_engines_is_measured_while_all_compute(tmp_path: Pat
     assert len(found["sharing"]) == 2 and found["sharing"][0] == 1 <= found["sharing"][1]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_ends_the_measuring(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig(model=str(tmp_path / "nowhere"), device="null")
     server = Server(config)

@@ -56,6 +56,7 @@ def compiled(names: list[str]) -> dict[str, str]:
     return dict(part.split("\n", 1) for part in run.stdout.split("VARIANT ")[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_product_goes_into_the_accumulator_of_another() -> None:
     found = compiled(list(VARIANTS))

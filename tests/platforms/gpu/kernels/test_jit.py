@@ -56,6 +56,7 @@ def refused(found: list[dict[str, Any]]) -> list[str]:
     return failed + [f"{each['case']} launches no kernel" for each in found if not each["specializations"]]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_asks_an_argument_of_1_for_its_type_is_refused(tmp_path: Path) -> None:
     """selective_scan did so, with one channel. What is not specialized stays a number."""
     (tmp_path / "ask_its_type.py").write_text(KERNELS)

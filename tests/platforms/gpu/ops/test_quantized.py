@@ -177,7 +177,7 @@ def test_activations_to_whole_numbers(group: int) -> None:
     assert torch.equal(values.reshape(rows.shape), (rows * (127 / peak)[..., None]).round().to(torch.int8))
 
 
-@pytest.mark.grid(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("group", [40, 2100])
 def test_a_row_that_a_program_holds_has_the_bits_of_one_that_it_goes_through_twice(

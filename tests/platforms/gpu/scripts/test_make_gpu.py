@@ -167,6 +167,7 @@ def test_pythonpath_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert script.environment(Path("/site"), rehearse=True)["TRITON_INTERPRET"] == "1"
 
 
+@pytest.mark.slow
 def test_a_rehearsal_puts_a_stand_in_in_the_place_of_cuda() -> None:
     code = "from quintet.platforms import choose; c = choose('cuda'); print(c.source, c.platform.__name__)"
     given = script.environment(Path("/none"), rehearse=True)

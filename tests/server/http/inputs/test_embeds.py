@@ -143,6 +143,7 @@ async def test_what_goes_with_tokens_alone_is_refused() -> None:
     assert status == 400 and answer["error"]["param"] == "prompt"
 
 
+@pytest.mark.slow
 def test_openais_client_has_the_same_answer_for_both() -> None:
     """The bundled model, over the wire."""
     table = load_file(Path(BUNDLED) / "model.safetensors")["model.embed_tokens.weight"]

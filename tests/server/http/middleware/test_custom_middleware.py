@@ -145,6 +145,7 @@ def test_a_server_does_not_start_with_one_nor_look_in_the_working_directory(tmp_
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_every_process_of_a_server_has_them() -> None:
     with Server(*NULL, "--middleware", "mine.Signed", "--middleware", "mine.closed", "--api-workers", "2") as server:
         assert until(lambda: len(server.api_processes()) == 2) and until(server.all_there)

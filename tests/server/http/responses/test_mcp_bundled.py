@@ -36,6 +36,7 @@ def server(where: str) -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.slow
 def test_the_bundled_model_has_a_sum_added(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as ai:
         asked: Any = {"model": "bundled", "input": SUM, "tools": [ADD], "temperature": 0, "max_output_tokens": 100}
