@@ -9,6 +9,8 @@ from playwright.sync_api import Page, expect
 from tests.server.page.browser import body, finished, open_page, say
 from tests.server.page.fake_server import FakeServer, Script, answer, chunk, ending
 
+pytestmark = pytest.mark.slow
+
 KEEP = """async (messages) => {
     const { Kept } = await import("./page/kept.js");
     const kept = new Kept();

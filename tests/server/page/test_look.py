@@ -12,6 +12,8 @@ from tests.server.page.browser import finished, open_page, say, use_page, watch
 from tests.server.page.fake_server import FakeServer, Script, answer, calling, chunk, ending
 from tests.server.page.test_chat import logprob
 
+pytestmark = pytest.mark.slow
+
 TEXT = (
     "<think>Hm.</think>Some **bold** text, `code`, [a link](https://example.org) and\n\n```python\n"
     + "long = 'line'  # " * 20 + "\n```\n\n> quoted\n\n|" + " wide column |" * 20 + "\n" + "|--" * 20 + "|\n"

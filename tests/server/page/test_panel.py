@@ -8,6 +8,8 @@ from playwright.sync_api import Page, expect
 from tests.server.page.browser import open_page
 from tests.server.page.fake_server import FakeServer
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_shows_what_the_server_counts(page: Page, server: FakeServer) -> None:
     open_page(page, server.url)

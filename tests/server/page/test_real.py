@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.helpers.servers.serving import Server
 from tests.server.page.browser import finished, say, use_page, watch
+
+pytestmark = pytest.mark.slow
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = json.dumps([{"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}])

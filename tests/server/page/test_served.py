@@ -13,6 +13,8 @@ pytest.importorskip("mcp", reason="needs the extra mcp")
 from tests.helpers.servers.serving import Server
 from tests.server.page.browser import finished, open_page, say, watch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -7,6 +7,8 @@ from playwright.sync_api import Page
 
 from tests.server.page.fake_server import FakeServer, chunk, ending
 
+pytestmark = pytest.mark.slow
+
 READ = """async (pieces) => {
     const { EventParser } = await import("./page/stream.js");
     const parser = new EventParser();

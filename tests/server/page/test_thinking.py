@@ -8,6 +8,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.server.page.browser import body, finished, open_page, say
 from tests.server.page.fake_server import FakeServer, Script, answer, chunk, ending
 
+pytestmark = pytest.mark.slow
+
 
 def thoughts(message: Locator) -> Locator:
     return message.locator("details.thinking")
