@@ -17,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
+DOCS := $(VENV)/.stamp-docs
 # --no-compile: Python compiles what is imported, a small part of what is installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --retries 10 --timeout 60 -c constraints-dev.txt
 REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -27,7 +28,7 @@ SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.tx
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run .packages .extension demo test test-all test-changed test-sweep test-transformers lint format mutants
-.PHONY: mutants-csrc bench gpu gpu-wheels clean
+.PHONY: docs mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -87,6 +88,10 @@ format: $(STAMP) ## rewrite the Python files in the house style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+docs: $(DOCS) ## build the documentation site into build/site; a broken link fails it
+	$(BIN)/mkdocs build --strict
+	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
+
 mutants: $(STAMP) ## put small faults into the core, and see which the tests miss; into one file: ARGS="FILE TESTS"
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
@@ -131,4 +136,12 @@ $(STAMP): $(RUN)
 	@$(REQUIRES) dev > $(VENV)/requires-dev.txt
 	$(PIP) -r $(VENV)/requires-dev.txt
 	$(PIP) --no-build-isolation --no-deps -e ./tools
+	@touch $@
+
+# The site needs neither torch nor quintet.
+$(DOCS): pyproject.toml constraints-dev.txt
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(REQUIRES) docs > $(VENV)/requires-docs.txt
+	$(PIP) -r $(VENV)/requires-docs.txt
 	@touch $@

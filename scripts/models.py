@@ -355,7 +355,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - The text model of a wrapper: its type, in `_ALIASES`; `model_loader/text_names.py` maps the names of all.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
-`quintet.models.register()` ([vllm.md](vllm.md)).
+`quintet.models.register()` ([loading](loading.md#models-of-installed-packages)).
 """
 
 if __name__ == "__main__":

@@ -26,10 +26,13 @@ PAGES = (
     "examples/*/README.md",
     "quintet/bundled/README.md",
 )
+SHOWS = {"README.md": 3, "docs/python.md": 6}  # page -> lines that show what is printed
 SERVED = "http://127.0.0.1:8000"  # where the pages say that the server is
 INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
     "Qwen/Qwen3-0.6B": "bundled",
     "./my-llama": "bundled",
+    "./my-w4a16": "bundled",
+    "./qwen3-0.6b-Q4_K_M.gguf": "bundled",
     "--max-model-len 8K": "--max-model-len 1K",
     "--num-prompts 200 --request-rate 10 --input-len 128 --output-len 128": (
         "--num-prompts 4 --warmup 1 --input-len 8 --output-len 8"
@@ -46,9 +49,13 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "conformance/reports/": "tests/contract/test_kit.py, section by section: it takes minutes",
     "bench simulate": "tests/tools/simulate: costs are measured first, of a model that is downloaded",
     "--trace trace.jsonl": "tests/clients/test_bench_trace.py, which writes one",
+    "--method gptq": "tests/quantize/test_quantize.py: transformers computes the layers for half a minute",
     "--device tpu": "tests/platforms/tpu/: without a TPU, compiling takes a minute",
 }
-PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there"}
+PYTHON_ELSEWHERE = {
+    "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
+    "docs/tutorials/langchain.md": "langchain-openai is not installed: tests/server/http/pooling/test_scores.py",
+}
 OTHERS = {  # what a line of a shell may begin with besides, and why it is not run
     "git": "fetches",
     "make": "sets up an environment",
@@ -109,9 +116,9 @@ def test_python_runs(
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert out
-    if page == "README.md":  # which shows what is printed
+    if page in SHOWS:
         shown = re.findall(r"^ *print\(.*\)  # (.+)$", "\n".join(sources), re.M)
-        assert len(shown) > 5 and [each for each in shown if each not in out] == []
+        assert len(shown) == SHOWS[page] and [each for each in shown if each not in out] == []
 
 
 @pytest.mark.parametrize("line", LINES)
