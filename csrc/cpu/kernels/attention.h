@@ -100,7 +100,7 @@ extern const AttentionKernels kAttentionBaseline;
 #if defined(__x86_64__)
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
-// These, but for bfloat16 that is multiplied in pairs, or by AMX's tiles.
+// These, but for what products of bfloat16 in pairs, or AMX's tiles, make faster.
 AttentionKernels with_pairs(const AttentionKernels& vectors);
 AttentionKernels with_tiles(const AttentionKernels& pairs);
 #endif
