@@ -28,6 +28,7 @@ def test_the_cache_gets_what_weights_and_activations_leave() -> None:
     made = plan(gpu_memory_utilization=0.4, max_num_seqs=256)  # 1600 MiB in all
     assert made.num_pages == 900 and made.max_model_len == 1600
     assert "9.0 requests of that length fit at once" in str(made)  # 899 pages, of which each takes 100
+    assert made.kv_cache_tokens == 899 * 16
 
 
 def test_captured_steps_have_their_place_and_are_told() -> None:

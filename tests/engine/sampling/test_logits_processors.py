@@ -132,6 +132,14 @@ def test_the_order_is_edits_then_temperature_then_late_processors():
     assert late.saw == [4.0, float("-inf")]  # (1 + 3) / 2 / 0.5
 
 
+def test_a_late_processor_that_changes_nothing_changes_no_draw():
+    some = [request(str(seed), [1], temperature=0.7, seed=seed) for seed in range(8)]
+    logits = torch.randn(8, VOCAB)
+    wanted = sampler()(logits.clone(), some).token_ids.tolist()
+    assert sampler(Recorder(invariant=True))(logits.clone(), some).token_ids.tolist() == wanted
+    assert wanted != logits.argmax(-1).tolist()
+
+
 class Only(RequestLogitsProcessor):
     """Draws what extra_args says; after that, the first token of the prompt."""
 
