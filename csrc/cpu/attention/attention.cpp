@@ -21,14 +21,11 @@ constexpr size_t kLine = 64;  // bytes in a cache line
 const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
-        case Isa::amx: {  // tables are made by code for processors that have these instructions
-            static const AttentionKernels tiles = with_tiles(with_pairs(kAttentionAvx512));
+        case Isa::amx: {
+            static const AttentionKernels tiles = with_tiles(kAttentionAvx512Bf16);  // code for processors that have them
             return tiles;
         }
-        case Isa::avx512_bf16: {
-            static const AttentionKernels pairs = with_pairs(kAttentionAvx512);
-            return pairs;
-        }
+        case Isa::avx512_bf16: return kAttentionAvx512Bf16;
         case Isa::avx512: return kAttentionAvx512;
         case Isa::avx2: return kAttentionAvx2;
         default: break;

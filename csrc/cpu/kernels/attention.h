@@ -100,9 +100,8 @@ extern const AttentionKernels kAttentionBaseline;
 #if defined(__x86_64__)
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
-// These, but for what products of bfloat16 in pairs, or AMX's tiles, make faster.
-AttentionKernels with_pairs(const AttentionKernels& vectors);
-AttentionKernels with_tiles(const AttentionKernels& pairs);
+extern const AttentionKernels kAttentionAvx512Bf16;
+AttentionKernels with_tiles(const AttentionKernels& pairs);  // these, but for what AMX multiplies
 #endif
 
 }  // namespace quintet::cpu

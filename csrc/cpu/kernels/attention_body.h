@@ -95,8 +95,8 @@ inline bool paired(long head_dim) {
 }
 
 template <typename Q>
-__attribute__((noinline)) void load_queries(const AttentionCall& call, const AttentionItem& item, long width,
-                                            bool as_they_are, Scratch& s) {
+inline void load_queries(const AttentionCall& call, const AttentionItem& item, long width, bool as_they_are,
+                         Scratch& s) {
     const long rows = rows_of(item);
     for (long r = 0; r < rows; ++r) {
         const long head = item.head + r % item.heads;
@@ -119,7 +119,7 @@ inline void clear(const Partial& p, long rows, long width) {
 }
 
 // Before the first stretch there is nothing, or each head's sink.
-__attribute__((noinline)) void begin(const AttentionCall& call, const AttentionItem& item, long width, const Partial& p) {
+inline void begin(const AttentionCall& call, const AttentionItem& item, long width, const Partial& p) {
     const long rows = rows_of(item);
     clear(p, rows, width);
     for (long r = 0; call.sinks && r < rows; ++r) {
@@ -144,7 +144,7 @@ __attribute__((noinline)) void merge(const Partial& next, const Partial& p, long
 }
 
 template <typename E>
-__attribute__((noinline)) void finish(const AttentionCall& call, const AttentionItem& item, long width, const Scratch& s) {
+inline void finish(const AttentionCall& call, const AttentionItem& item, long width, const Scratch& s) {
     const long rows = rows_of(item);
     for (long r = 0; r < rows; ++r) {
         const long head = item.head + r % item.heads;

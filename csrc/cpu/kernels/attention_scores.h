@@ -66,8 +66,8 @@ inline void score_rows(const Q* q, const E* const* k, long width, Range span, fl
 
 // `ahead`: rows to ask for meanwhile, so many numbers of each; or null.
 template <typename Q, typename E>
-__attribute__((noinline)) void score(const Q* q, long rows, const E* const* k, long width, const Scratch& s,
-                                     const E* const* ahead, long ahead_width) {
+inline void score(const Q* q, long rows, const E* const* k, long width, const Scratch& s, const E* const* ahead,
+                  long ahead_width) {
     for (long r = 0, together = 0; r < rows; r += together, ahead = nullptr) {
         together = rows - r >= 4 ? 4 : rows - r >= 2 ? 2 : 1;
         const Range span = seen_by(s.seen + r, together);

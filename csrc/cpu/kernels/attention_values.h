@@ -49,8 +49,7 @@ inline void value_rows(const float* weights, const E* const* v, long at, Range s
 
 // Rows go together that see the same positions. The others' values are not even multiplied by 0: they may be infinite.
 template <typename E>
-__attribute__((noinline)) void add_values(const Scratch& s, long rows, const E* const* v, long width,
-                                          const E* const* ahead) {
+inline void add_values(const Scratch& s, long rows, const E* const* v, long width, const E* const* ahead) {
     constexpr long kFour = kTile / 4, kTwo = kTile / 2 < 8 ? kTile / 2 : 8, kOne = kTile < 8 ? kTile : 8;
     for (long r = 0, together = 0; r < rows; r += together) {
         const Range seen = s.seen[r];

@@ -173,8 +173,8 @@ inline void whole_grow(Floats (&sums)[Rows][Vectors], const typename In::Element
 
 // Scores of Rows rows and a block of keys.
 template <typename In, long Rows>
-__attribute__((noinline)) void whole_scores(const typename In::Element* const* q, long rows, const typename In::Element* k,
-                                            long dim, float* to, long keys) {
+inline void whole_scores(const typename In::Element* const* q, long rows, const typename In::Element* k, long dim,
+                         float* to, long keys) {
     if constexpr (Rows > 1) {
         if (rows < Rows) return whole_scores<In, Rows - 1>(q, rows, k, dim, to, keys);
     }
@@ -206,7 +206,7 @@ inline void whole_tile(const WholeScratch& s, long row, long at, Range seen, flo
 }
 
 template <typename In, long Rows>
-__attribute__((noinline)) void whole_values(const WholeScratch& s, long row, long rows, Range seen, float* to) {
+inline void whole_values(const WholeScratch& s, long row, long rows, Range seen, float* to) {
     if constexpr (Rows > 1) {
         if (rows < Rows) return whole_values<In, Rows - 1>(s, row, rows, seen, to);
     }
