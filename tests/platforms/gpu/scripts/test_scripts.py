@@ -40,7 +40,7 @@ def test_times_are_until_the_device_is_done() -> None:
 
 
 def test_a_decode_step_reads_all_weights_but_the_embedding(tmp_path: Path) -> None:
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, LlamaModel
 
     small = {**benchmark.SHAPES["llama-3.2-1b"], "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
     for tied in (False, True):
@@ -51,7 +51,24 @@ def test_a_decode_step_reads_all_weights_but_the_embedding(tmp_path: Path) -> No
         embedding = 512 * 64 * 2
         left = worker.weight_bytes - benchmark.read_bytes(worker)
         assert abs(left - (0 if tied else embedding)) <= 64 * 2 + 4096, "what is left is the last norm, and padding"
-        assert benchmark.head_bytes(worker) >= embedding
+        theirs = LlamaModel(LlamaConfig(**small)).layers.parameters()
+        assert benchmark.multiplied(made.hf_config) == sum(each.numel() for each in theirs if each.dim() == 2)
+
+
+def test_a_mixtures_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
+    from transformers import Qwen3MoeConfig
+
+    few = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_experts": 16, "num_experts_per_tok": 4}
+    Qwen3MoeConfig(**{**benchmark.SHAPES["qwen3-30b-a3b-12-layers"], **few}).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cpu", dtype="bfloat16", skip_tokenizer_init=True)
+    made = prepare(config.replace(load_format="dummy", max_model_len=64))
+    one = 3 * 64 * 768
+    whole, share = benchmark.read_bytes(made.ranks.workers[0]), benchmark.share_of_experts(made.hf_config, 2)
+    assert share == 1 - 0.75**2 and benchmark.share_of_experts(made.hf_config, 1) == 0.25
+    read = benchmark.read_bytes(made.ranks.workers[0], share)
+    assert whole - read == pytest.approx(2 * 2 * 16 * one * (1 - share), rel=0.01)
+    attention = 2 * 64 * (2 * (32 + 4) * 128 + 16)
+    assert benchmark.multiplied(made.hf_config) == attention + 2 * 4 * one, "four experts and the router"
 
 
 def test_the_table_says_what_is_wanted() -> None:
