@@ -1,6 +1,6 @@
 """ray.data runs a data set through engines: one in each actor, which is given its batches.
 
-pip install 'quintet[ray]' 'ray[data]'
+pip install 'quintet-llm[ray]' 'ray[data]'
 python examples/machines/ray_data.py
 """
 

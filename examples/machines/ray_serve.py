@@ -1,6 +1,6 @@
 """A Ray Serve deployment: requests of one replica share the steps of its engine.
 
-pip install 'quintet[ray]' 'ray[serve]'
+pip install 'quintet-llm[ray]' 'ray[serve]'
 python examples/machines/ray_serve.py
 """
 

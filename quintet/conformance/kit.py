@@ -27,7 +27,7 @@ def section_names() -> list[str]:
 
 
 def checks(wanted: Sequence[str] = ()) -> list[Check]:
-    """Returns the checks of the wanted sections, or all. ValueError: all of them run models, and quintet-tools is
+    """Returns the checks of the wanted sections, or all. ValueError: all of them run models, and quintet-llm-tools is
     missing."""
     refuse_unknown("section", wanted, ORDER)
     for package in (sections, with_models) if has_tools() else (sections,):
@@ -40,7 +40,7 @@ def checks(wanted: Sequence[str] = ()) -> list[Check]:
 
 
 def untried(wanted: Sequence[str] = ()) -> list[str]:
-    """Returns those of the wanted sections, or of all, with checks that need quintet-tools, where it is missing."""
+    """Returns those of the wanted sections, or of all, with checks that need quintet-llm-tools, where it is missing."""
     names = [] if has_tools() else [module.name for module in pkgutil.iter_modules(with_models.__path__)]
     return [name for name in ORDER if name in names and (not wanted or name in wanted)]
 

@@ -100,7 +100,7 @@ class ConformanceReport(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     date: Name  # when it ended, UTC
     sections: tuple[Name, ...]  # that were run, whether they tried anything or not
     quick: bool = False  # some trials of each check: it vouches for nothing
-    untried: tuple[Name, ...] = ()  # sections with checks that were left out, as quintet-tools was missing
+    untried: tuple[Name, ...] = ()  # sections with checks that were left out, as quintet-llm-tools was missing
     results: Annotated[tuple[TrialResult, ...], Meta(max_length=1_000_000)]
 
     @classmethod

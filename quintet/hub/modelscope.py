@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quintet.common.distribution import install_hint
 from quintet.config import EngineConfig
 
 Patterns = tuple[list[str], list[str]]  # of the files that are wanted, and of those that are not
@@ -46,7 +47,7 @@ def list_files(request: ModelScopeRequest) -> list[str]:
 def _import_package(module: str) -> Any:
     if importlib.util.find_spec("modelscope") is None:
         raise ValueError(
-            "QUINTET_USE_MODELSCOPE is set, and the package modelscope is missing: pip install 'quintet[modelscope]'"
+            f"QUINTET_USE_MODELSCOPE is set, and the package modelscope is missing: {install_hint('modelscope')}"
         )
     return importlib.import_module(module)
 

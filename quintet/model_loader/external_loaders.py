@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from quintet.common.distribution import install_hint
 from quintet.model_loader.sharded_state import SHARDS
 
 STORE_SCHEMES = ("s3://", "gs://")  # addresses that Run:ai's streamer fetches from
@@ -73,8 +74,7 @@ def _import_package(load_format: str) -> Any:
     package = PACKAGES[load_format]
     if importlib.util.find_spec(package.module) is None:
         raise ValueError(
-            f"load_format={load_format!r} needs the package {package.distribution}: pip install "
-            f"'quintet[{package.extra}]'"
+            f"load_format={load_format!r} needs the package {package.distribution}: {install_hint(package.extra)}"
         )
     return importlib.import_module(package.module)
 

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quintet.common.distribution import install_hint
 from quintet.common.entry_points import entry_points
 from quintet.common.suggestions import unknown_name_error
 from quintet.config import AUTO, EngineConfig
@@ -128,9 +129,7 @@ def _built_in(name: str) -> PlatformCandidate:
     try:
         platform = importlib.import_module(module).PLATFORM
     except Exception as error:  # one that cannot be imported must not take the others down either
-        return PlatformCandidate(
-            name, OURS, Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]")
-        )
+        return PlatformCandidate(name, OURS, Unavailable(f"{type(error).__name__}: {error}", install_hint(name)))
     return _probe(PlatformCandidate(name, OURS, _UNPROBED, platform))
 
 

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from quintet import __version__
+from quintet.common.distribution import install_hint
 from quintet.engine.observability.request_stats import ERROR
 from quintet.server.http.errors import ApiError, ClientGone
 
@@ -43,7 +44,7 @@ def make_tracer(endpoint: str | None, model: Callable[[], str]) -> "Tracer | Non
         provider = _provider(endpoint)
     except ImportError as error:
         raise ValueError(
-            f"otlp_traces_endpoint needs OpenTelemetry ({error}); run: pip install quintet[tracing]"
+            f"otlp_traces_endpoint needs OpenTelemetry ({error}); run: {install_hint('tracing')}"
         ) from None
     return Tracer(provider, model)
 

@@ -3,6 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+from quintet.common.distribution import install_hint
 from quintet.config import StructuredOutputsConfig
 from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
@@ -63,7 +64,7 @@ def llguidance() -> Any:
         import llguidance
     except ImportError:
         raise ParameterError(
-            "structured_outputs", "need the package llguidance, which is not here: pip install 'quintet[structured]'"
+            "structured_outputs", f"need the package llguidance, which is not here: {install_hint('structured')}"
         ) from None
     return llguidance
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.common.distribution import install_hint
 from quintet.common.json_files import read_object
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
@@ -241,7 +242,7 @@ def _load_tekken(file: Path) -> Tokenizer:
     except ImportError as error:
         raise ValueError(f"{file}: transformers reads no tekken.json yet ({one_line(error)}); upgrade it") from None
     if importlib.util.find_spec("mistral_common") is None:
-        logger.info("%s: without mistral-common it has no chat template: pip install 'quintet[mistral]'", file)
+        logger.info("%s: without mistral-common it has no chat template: %s", file, install_hint("mistral"))
     try:
         with _panic_as_value_error("be made of its description"):
             return Tokenizer.from_transformers(convert_tekken_tokenizer(str(file)))

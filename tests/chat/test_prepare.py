@@ -12,7 +12,7 @@ from quintet.sampling_params import RequestOutputKind, SamplingParams
 from tests.server.fakes import FakeBackend, Submitted, bundled_tokenizer
 from tests.server.http.serving import client
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get it", "parameters": CITY}

@@ -166,7 +166,7 @@ def test_on_a_device_behind_the_host_the_draw_waits_for_what_was_said(static: bo
 
 @pytest.mark.parametrize("budget", [0, 6])
 def test_an_answer_keeps_its_shape_behind_a_thought_that_was_cut(budget: int) -> None:
-    pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+    pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
     shape = {"grammar": f"start: <[{OPEN}]> /(?s:.*)/ <[{CLOSE}]> /[ab]{{3}}/"}
     client = bundled()
     for seed in range(20):

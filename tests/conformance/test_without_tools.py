@@ -1,4 +1,4 @@
-"""`quintet conformance` and `quintet bench simulate` where quintet-tools is not installed: one line with the remedy."""
+"""`quintet conformance` and `quintet bench simulate` without quintet-llm-tools: one line with the remedy."""
 
 import subprocess
 import sys

@@ -13,7 +13,7 @@ from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Parsed, RequiredCal
 from quintet.parsers.tool_formats import TOOL_FORMATS
 from tests.parsers import random_tools
 
-llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet[structured]'")
+llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet-llm[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 tokenizers = pytest.importorskip("tokenizers")
 

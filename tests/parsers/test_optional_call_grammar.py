@@ -8,7 +8,7 @@ from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, RequiredCalls, Tool
 from quintet.parsers.tool_formats import TOOL_FORMATS
 from tests.parsers.transcripts import ALONE, TYPES, WRITERS, Asked
 
-llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet[structured]'")
+llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet-llm[structured]'")
 
 TEXT = "Let me see (1 < 2), {so} [on].\n\n"
 CALLS: list[Asked] = [("get_weather", {"city": "Bern", "days": 3}), ("now", {})]

@@ -7,7 +7,7 @@ import pytest
 
 from quintet.parsers import TOOL_PARSERS, Tool, parse
 
-llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet[structured]'")
+llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet-llm[structured]'")
 
 MAYBE_TEXT = {"anyOf": [{"type": "string", "maxLength": 6}, {"type": "null"}]}
 ROWS = {"type": "array", "items": {"type": "object", "properties": {"on": {"type": "boolean"}}}}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet import platforms
+from quintet.common.distribution import install_hint
 from quintet.config import EngineConfig
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform, Unavailable
 from quintet.ops import Op, bind
@@ -108,7 +109,7 @@ def test_a_built_in_that_cannot_be_imported_takes_nobody_down(monkeypatch: pytes
 
     monkeypatch.setattr(platforms.importlib, "import_module", refuse)
     found = {each.name: each for each in discover()}
-    assert str(found["null"].result) == "ImportError: libnull.so is missing; install quintet[null]"
+    assert str(found["null"].result) == f"ImportError: libnull.so is missing; {install_hint('null')}"
     assert choose("auto").platform.name != "null"
 
 

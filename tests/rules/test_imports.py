@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintet import __version__
+from quintet.common.distribution import DISTRIBUTION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -168,7 +169,7 @@ def test_every_module_has_its_place() -> None:
 
 def test_the_tools_need_the_quintet_that_they_are_of() -> None:
     project = tomllib.loads((ROOT / "tools" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (project["version"], project["dependencies"]) == (__version__, [f"quintet=={__version__}"])
+    assert (project["version"], project["dependencies"]) == (__version__, [f"{DISTRIBUTION}=={__version__}"])
 
 
 MODULES = {"py-cpuinfo": "cpuinfo", "pyyaml": "yaml", "pyzmq": "zmq"}  # where a module is not called as its package

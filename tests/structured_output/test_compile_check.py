@@ -18,7 +18,7 @@ from quintet.structured_output.compile_check import TOO_MUCH, CompileChecker
 from tests.helpers.servers.serving import until, words_of
 
 llguidance = pytest.importorskip(
-    "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
+    "llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'"
 )
 
 FOREVER: dict[str, Any] = {"allOf": [{"type": "string", "pattern": f"(.*a){{{count}}}"} for count in range(2, 30)]}

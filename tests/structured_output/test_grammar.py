@@ -31,7 +31,7 @@ from tests.helpers.platforms.behind import Work, behind
 from tests.helpers.platforms.null_engine import CtrlC, drain
 from tests.helpers.platforms.shaped import SIZE, client, config, folder, params
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 
 PROMPT = Prompt(list(range(5, 45)))

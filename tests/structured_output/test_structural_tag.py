@@ -12,7 +12,7 @@ from quintet.structured_output.grammar_source import grammar_text
 from quintet.structured_output.structural_tag import as_lark
 from tests.helpers.walks import walk
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 
 ONE_OR_TWO = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 SCHEMA = {"type": "json_schema", "json_schema": ONE_OR_TWO}

@@ -10,7 +10,7 @@ from quintet.parsers import TOOL_PARSERS, RequiredCalls, Tool
 from quintet.sampling_params import StructuredOutputsParams
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 
 from tests.helpers.walks import vocabulary, walk
 

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from quintet import __version__, conformance
+from quintet.common.distribution import DISTRIBUTION
 from quintet.common.value_parsers import text
 from quintet.config import option
 from quintet.config.schema import flags
@@ -74,7 +75,7 @@ def check_name(name: str) -> None:
 def guide() -> str:
     """Returns the place of docs/vendors.md: below the package's documentation address, or in quintet's source."""
     try:
-        addresses = metadata("quintet").get_all("Project-URL") or []
+        addresses = metadata(DISTRIBUTION).get_all("Project-URL") or []
     except PackageNotFoundError:  # run from a checkout
         addresses = []
     found = [url for label, _, url in (each.partition(", ") for each in addresses) if label == "Documentation"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from quintet.common.distribution import DISTRIBUTION
 from quintet.common.subprocess_python import with_our_path
 from quintet.config import EngineConfig
 from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
@@ -133,10 +134,10 @@ def _optional(platform: type[Platform]) -> tuple[str, ...]:
     """Packages here that neither quintet nor the platform's own distribution requires. Lacking where quintet runs from
     its sources: no metadata says what it requires, and all would be hidden, torch too."""
     packages = importlib.metadata.packages_distributions()
-    wanted = ["quintet", *packages.get(platform.__module__.partition(".")[0], ())]
-    if _installed("quintet") is None:
+    wanted = [DISTRIBUTION, *packages.get(platform.__module__.partition(".")[0], ())]
+    if _installed(DISTRIBUTION) is None:
         raise NotSupported(
-            "the distribution quintet is not installed here, so nothing says which packages are optional"
+            f"the distribution {DISTRIBUTION} is not installed here, so nothing says which packages are optional"
         )
     needed: set[str] = set()
     while wanted:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quintet.common.distribution import install_hint
 from quintet.config import EngineConfig, read_environment, unchanged_environment
 from quintet.distributed.rendezvous import listen_on
 from quintet.engine.parallel.multiproc import CLOSED, plain_fields, report_call_off
@@ -34,7 +35,7 @@ def import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError:
         raise ValueError(
-            f"distributed_executor_backend={BACKEND!r} needs Ray, which is not installed; pip install 'quintet[ray]', "
+            f"distributed_executor_backend={BACKEND!r} needs Ray, which is not installed; {install_hint('ray')}, "
             "or leave it out"
         ) from None
 

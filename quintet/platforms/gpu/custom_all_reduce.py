@@ -42,7 +42,7 @@ def load(name: str = LIBRARY) -> Any:
     """The library, or the reason why there is none."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        return f"{name} was not built: install quintet from source with nvcc and a GPU, or QUINTET_CUDA=ON"
+        return f"{name} was not built: install quintet-llm from source with nvcc and a GPU, or QUINTET_CUDA=ON"
     try:
         library = ctypes.CDLL(found.origin)
     except OSError as error:

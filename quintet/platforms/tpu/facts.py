@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from quintet.common.distribution import install_hint
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
 
@@ -35,7 +36,7 @@ def facts(pci: Path = Path("/sys/bus/pci/devices")) -> TPUFacts | Unavailable:
     """Returns the devices, or why there are none."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        return Unavailable(f"{' and '.join(missing)} not installed", "pip install 'quintet[tpu]'")
+        return Unavailable(f"{' and '.join(missing)} not installed", install_hint("tpu"))
     environment, names = read_environment(), chips(pci)
     if names and (environment.jax_platforms or "tpu").startswith("tpu"):
         if importlib.util.find_spec("libtpu") is None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from quintet.common.distribution import install_hint
 from quintet.server.config import ServerConfig
 from quintet.server.mcp.addresses import read_addresses
 from quintet.server.mcp.server import ToolCallLimits, ToolServer, ToolServerUnavailable
@@ -58,4 +59,4 @@ def _need_client() -> None:
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"tool_server needs the MCP client ({error}); run: pip install quintet[mcp]") from None
+        raise ValueError(f"tool_server needs the MCP client ({error}); run: {install_hint('mcp')}") from None

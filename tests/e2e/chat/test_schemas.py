@@ -17,7 +17,7 @@ from tests.helpers.platforms.shaped import folder
 from tests.helpers.walks import walk
 
 llguidance = pytest.importorskip(
-    "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
+    "llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'"
 )
 jsonschema = pytest.importorskip("jsonschema")
 

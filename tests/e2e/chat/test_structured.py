@@ -14,7 +14,7 @@ from quintet.config import BUNDLED
 from tests.helpers.platforms import tpu
 from tests.helpers.platforms.shaped import folder, params
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 
 PROMPTS = ["Once upon a time", "One day, Tom", 'My favourite JSON is {"a": 1}.']

@@ -141,7 +141,7 @@ def test_without_ray_the_remedy_is_said() -> None:
         LLM("bundled", **SMALL, tensor_parallel_size=2, distributed_executor_backend="ray")
 
 
-needs_ray = pytest.mark.skipif(not THERE, reason="needs Ray: pip install 'quintet[ray]'")
+needs_ray = pytest.mark.skipif(not THERE, reason="needs Ray: pip install 'quintet-llm[ray]'")
 
 
 @needs_ray

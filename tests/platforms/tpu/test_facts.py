@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.common.distribution import install_hint
 from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import choose
@@ -51,7 +52,7 @@ def test_chips_without_their_runtime_say_what_to_install(tmp_path: Path, monkeyp
 
 def test_without_jax_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    assert facts.facts() == Unavailable("jax and torchax not installed", "pip install 'quintet[tpu]'")
+    assert facts.facts() == Unavailable("jax and torchax not installed", install_hint("tpu"))
 
 
 def test_hidden_chips_leave_the_processor(tmp_path: Path, everything: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from quintet.parsers.tool_formats import TOOL_FORMATS
 from tests.parsers.test_calls_grammar import Walker
 from tests.parsers.transcripts import WRITERS
 
-llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet[structured]'")
+llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet-llm[structured]'")
 
 TOOLS = [Tool("now"), Tool("add", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})]
 CALLS = [("now", {}), ("add", {"a": 12})]

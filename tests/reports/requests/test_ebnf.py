@@ -10,7 +10,7 @@ from quintet.structured_output.grammar_source import grammar_text
 from tests.helpers.walks import vocabulary, walk
 
 llguidance = pytest.importorskip(
-    "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
+    "llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'"
 )
 
 CASES = [

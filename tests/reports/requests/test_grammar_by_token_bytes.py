@@ -16,7 +16,7 @@ from quintet.sampling_params import ParameterError
 from quintet.structured_output.grammar import GrammarCompiler
 from quintet.tokenizers.tokenizer import Tokenizer
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 
 EOS = 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

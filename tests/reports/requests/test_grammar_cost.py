@@ -21,7 +21,7 @@ from tests.server.fakes import FakeBackend
 from tests.server.http.serving import client as http_client
 
 llguidance = pytest.importorskip(
-    "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"
+    "llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'"
 )
 
 AMBIGUOUS = 'start: s\ns: "a" | s s | s s s | "" | "b" s'

@@ -30,7 +30,7 @@ def test_nothing_of_the_client_is_imported_without_the_flag() -> None:
 
 def test_without_the_client_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ValueError, match=r"^tool_server needs the MCP client .*; run: pip install quintet\[mcp\]$"):
+    with pytest.raises(ValueError, match=r"^tool_server needs the MCP client .*; run: pip install '.*\[mcp\]'$"):
         ToolServers(ServerConfig(tool_server=("localhost:1",)))
 
 

@@ -1,1 +1,1 @@
-"""Checks that run models: loaded only where the reference checkpoints of quintet-tools are installed."""
+"""Checks that run models: loaded only where the reference checkpoints of quintet-llm-tools are installed."""

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 
+from quintet.common.distribution import install_hint
 from quintet.config.schema.environment import unchanged_environment
 from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.lmcache.config import check_lmcache_config
@@ -28,7 +29,7 @@ from quintet.engine.kv_transfer.lmcache.config import check_lmcache_config
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-NOT_INSTALLED = "kv_offloading_backend='lmcache' needs LMCache ({why}); pip install 'quintet[lmcache]', or use 'native'"
+NOT_INSTALLED = "kv_offloading_backend='lmcache' needs LMCache ({why}); {install}, or use 'native'"
 MAGIC, VERSION = b"quintet: a page\0", 1  # raised with any change of a block's content
 HEADER = struct.Struct("<16sI12x32s")  # magic, version, seal; a page follows
 MODEL = "quintet"  # in place of the model's name, which is in our keys: other software finds no block of ours
@@ -54,14 +55,14 @@ class LMCacheLibrary:
                 self.events = importlib.import_module("lmcache.v1.event_manager")
                 self.storage = importlib.import_module("lmcache.v1.storage_backend.storage_manager")
         except ImportError as error:
-            raise ValueError(NOT_INSTALLED.format(why=error)) from None
+            raise ValueError(NOT_INSTALLED.format(why=error, install=install_hint("lmcache"))) from None
         _redirect_logs()
 
 
 def check_installed() -> None:
     """Raises ValueError where LMCache is not installed, before weights are read."""
     if importlib.util.find_spec("lmcache") is None:
-        raise ValueError(NOT_INSTALLED.format(why="it is not installed"))
+        raise ValueError(NOT_INSTALLED.format(why="it is not installed", install=install_hint("lmcache")))
 
 
 def _redirect_logs() -> None:

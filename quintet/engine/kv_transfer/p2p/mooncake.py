@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from quintet.common.distribution import install_hint
 from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
 from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
@@ -20,9 +21,8 @@ def library() -> Any:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise ValueError(
-            f"{_ERROR_PREFIX} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and "
-            "libibverbs1 "
-            "of the system), or use TCPConnector"
+            f"{_ERROR_PREFIX} needs Mooncake's transfer engine ({error}); {install_hint('mooncake')} (and "
+            "libibverbs1 of the system), or use TCPConnector"
         ) from None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.common.distribution import install_hint
 from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
 from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
@@ -26,7 +27,7 @@ def library() -> Any:
         found = importlib.import_module("nixl._api")
     except ImportError as error:
         raise ValueError(
-            f"kv_transfer_config.kv_connector NixlConnector needs NIXL ({error}); pip install 'quintet[nixl]', or use "
+            f"kv_transfer_config.kv_connector NixlConnector needs NIXL ({error}); {install_hint('nixl')}, or use "
             "TCPConnector"
         ) from None
     finally:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from tests.helpers.servers.serving import PATIENCE, Server
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 
 ASK: list[Any] = [{"role": "user", "content": "Tell me of a pet, as JSON."}]

@@ -117,7 +117,7 @@ async def test_one_answer_may_think_call_and_think_again() -> None:
 
 async def grammar(body: dict[str, Any], structured: dict[str, Any] | None = None, **settings: Any) -> tuple[str, Any]:
     """The grammar that the engine gets, and the message."""
-    pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+    pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
     fake = backend("<think>So.</think>1", **(structured or {}))
     async with client(fake, **{"chat_template": TEMPLATE, "reasoning_parser": "think", **settings}) as http:
         response = await http.post("/v1/chat/completions", json={**chat("Sky?"), "response_format": SHAPE, **body})

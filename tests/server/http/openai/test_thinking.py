@@ -12,7 +12,7 @@ from tests.helpers.servers.serving import PATIENCE, Server
 from tests.helpers.tools import SUMMANDS as PARTS
 from tests.helpers.tools import WEATHER
 
-pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
+pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet-llm[structured]'")
 jsonschema = pytest.importorskip("jsonschema")
 
 SUM: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
