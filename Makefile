@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.stamp-run
 STAMP := $(VENV)/.stamp
 DOCS := $(VENV)/.stamp-docs
+RELEASING := $(VENV)/.stamp-release
 # --no-compile: Python compiles what is imported, a small part of what is installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --retries 10 --timeout 60 -c constraints-dev.txt
 REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -28,7 +29,7 @@ SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.tx
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run .packages .extension demo test test-all test-changed test-sweep test-transformers lint format mutants
-.PHONY: docs mutants-csrc bench gpu gpu-wheels clean
+.PHONY: wheel docs mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -92,6 +93,9 @@ docs: $(DOCS) ## build the documentation site into build/site; a broken link fai
 	$(BIN)/mkdocs build --strict
 	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
 
+wheel: $(RELEASING) ## build the sdist and a wheel into dist/, and try it: ARGS="--python python3.10 python3.13"
+	$(BIN)/python scripts/wheel.py $(ARGS)
+
 mutants: $(STAMP) ## put small faults into the core, and see which the tests miss; into one file: ARGS="FILE TESTS"
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
@@ -144,4 +148,9 @@ $(DOCS): pyproject.toml constraints-dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(REQUIRES) docs > $(VENV)/requires-docs.txt
 	$(PIP) -r $(VENV)/requires-docs.txt
+	@touch $@
+
+$(RELEASING): $(STAMP)
+	@$(REQUIRES) release > $(VENV)/requires-release.txt
+	$(PIP) -r $(VENV)/requires-release.txt
 	@touch $@

@@ -76,8 +76,8 @@ def test_nothing_runs_when_the_module_is_loaded(objects: list[tuple[str, Path]])
         assert ".init_array" not in headers and ".ctors" not in headers, f"{path} has a global constructor"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)  # a minute or two, and everything slows it down
+@pytest.mark.sweep  # a minute or two each on two cores; .ci/run runs them where csrc/ has changed
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_sources_are_clean_under_sanitizers(sanitizers: str, tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
