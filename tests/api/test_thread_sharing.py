@@ -208,7 +208,7 @@ def test_ctrl_c_ends_a_call_while_another_threads_goes_on(monkeypatch: pytest.Mo
 
     def interrupts() -> None:
         compute()
-        if next(steps) == 9:
+        if next(steps) in (9, 200):  # Python drops one that comes within a finalizer: then the second ends the call
             signal.pthread_kill(main, signal.SIGINT)
 
     monkeypatch.setattr(engine._client.engine, "compute", interrupts)
