@@ -1,17 +1,18 @@
 """Writes docs/reference/ from the declarations of the code: python scripts/reference.py
 
-Commands, engine arguments, sampling parameters, environment variables and metrics. tests/rules/test_reference.py checks
-that the pages are current.
+Commands, engine arguments, sampling parameters, environment variables, metrics and HTTP routes.
+tests/rules/test_reference.py checks that the pages are current.
 """
 
 import argparse
 import dataclasses
 import enum
 import importlib
-import re
-from collections.abc import Iterable
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from quintet.cli.main import COMMANDS
 from quintet.config import EngineConfig, Environment, setting_fields
@@ -19,6 +20,8 @@ from quintet.config.schema.flags import Parser, flags_of
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from quintet.server.metrics.catalogue import ALL_METRICS
+from scripts.http_reference import http_page
+from scripts.markdown import cell, code, table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- written by scripts/reference.py -->\n"
@@ -26,24 +29,6 @@ SHARED = {  # dataclass whose flags several commands share -> the page that list
     "EngineConfig": "[engine arguments](engine-arguments.md)",
     "SamplingParams": "[sampling parameters](sampling-params.md)",
 }
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([" ".join(cell.split()) for cell in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[1] or {"<": "&lt;"}.get(found[2], "\\" + found[2])
-
-
-def cell(text: str) -> str:
-    """Text that a table may hold: no pipe ends a cell and no tag opens."""
-    return re.sub(r"(`[^`]*`)|([<*|])", _escaped, text)
-
-
-def code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 # ------------------------------------------------------------------------------------------------------ commands
@@ -200,6 +185,7 @@ def pages() -> dict[str, str]:
         "sampling-params.md": params_page(),
         "environment.md": environment_page(),
         "metrics.md": metrics_page(),
+        "http.md": http_page(NOTE),
     }
 
 

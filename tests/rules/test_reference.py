@@ -3,7 +3,7 @@
 import pytest
 
 from quintet.cli.main import COMMANDS
-from scripts import reference
+from scripts import http_reference, markdown, reference
 
 PAGES = reference.pages()
 
@@ -25,4 +25,11 @@ def test_every_command_has_a_section_with_its_flags() -> None:
 
 
 def test_a_cell_holds_any_text() -> None:
-    assert reference.cell("a|b <c> *.bin `x<y>`") == "a\\|b &lt;c> \\*.bin `x<y>`"
+    assert markdown.cell("a|b <c> *.bin `x<y>`") == "a\\|b &lt;c> \\*.bin `x<y>`"
+
+
+def test_every_route_that_a_flag_adds_names_it() -> None:
+    page = PAGES["http.md"]
+    assert "`POST /v1/chat/completions` | Answers a conversation. | [ChatRequest](#chatrequest)" in page
+    assert set(http_reference.FLAGS) <= set(http_reference.schema()["paths"])
+    assert "| `POST /sleep` |" in page and "With `--enable-sleep-mode`." in page
