@@ -81,10 +81,7 @@ def rewritten(markdown: str, page: str, repository: str | None) -> str:
 def on_config(config: Any) -> Any:
     """Settings of Markdown extensions that plain YAML cannot hold."""
     from pymdownx.slugs import slugify
-    from pymdownx.superfences import fence_code_format
 
-    mermaid = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
-    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [mermaid]}
     config.mdx_configs["toc"] = {"slugify": slugify(case="lower"), "permalink": True}
     return config
 
