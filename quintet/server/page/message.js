@@ -2,8 +2,10 @@
 
 import { Calls } from "./calls.js";
 import { copyButton } from "./clipboard.js";
+import { fileChip } from "./composer/attachments.js";
+import { withFiles } from "./composer/text_files.js";
 import { h, swap } from "./dom.js";
-import { Growing } from "./markdown.js";
+import { Growing } from "./markdown/markdown.js";
 import { Stopwatch, Thinking, split } from "./thinking.js";
 import { TokenRow } from "./tokens.js";
 
@@ -13,6 +15,8 @@ const FINISHES = { length: "max tokens reached", content_filter: "filtered" };
 export class Message {
   content = ""; // as it came: thoughts may stand in it, between tags
   reasoning = ""; // thoughts that came beside it
+  files = []; // text files that the user attached: names and texts
+  context = null; // tokens of the conversation up to here, as the server counted them
   calls = new Calls();
   tokens = null; // a TokenRow, once the first probability comes
   #popup;
@@ -62,7 +66,7 @@ export class Message {
   /** What the model is told of it: the message, and the results of its calls. Calls without a result are left out. */
   get turns() {
     const calls = this.calls.answered;
-    if (!calls.length) return [{ role: this.role, content: this.said }];
+    if (!calls.length) return [{ role: this.role, content: withFiles(this.said, this.files) }];
     const tool_calls = calls.map(({ id, name, arguments: text }) =>
       ({ id, type: "function", function: { name, arguments: text || "{}" } }));
     const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
@@ -76,11 +80,16 @@ export class Message {
     const state = this.state === "done" ? "done" : "stopped";
     const { role, name, content, reasoning } = this;
     const kept = { role, name, content, reasoning, state, stats: this.#words.join(" · "), took: this.#thoughtFor.words };
-    return this.calls.list.length ? { ...kept, calls: this.calls.list } : kept;
+    if (this.calls.list.length) kept.calls = this.calls.list;
+    if (this.files.length) kept.files = this.files;
+    if (this.context !== null) kept.context = this.context;
+    return kept;
   }
 
-  restore({ content, reasoning = "", state = "done", stats = "", took = "", calls = [] }) {
+  restore({ content, reasoning = "", state = "done", stats = "", took = "", calls = [], files = [], context = null }) {
     this.content = content;
+    this.files = files;
+    this.context = context;
     this.reasoning = reasoning;
     this.#thoughtFor.words = took;
     this.calls.restore(calls);
@@ -159,9 +168,13 @@ export class Message {
     const byToken = this.tokens !== null && this.byToken();
     if (this.role === "assistant") this.#drawThoughts(byToken);
     if (byToken) swap(this.#body, [this.tokens.element]);
-    else if (this.role === "user") this.#body.replaceChildren(h("p", {}, this.content));
+    else if (this.role === "user") this.#body.replaceChildren(...this.files.map(fileChip), ...this.#paragraph());
     else this.#growing.draw(this.said);
     if (this.state === "streaming") this.calls.draw();
+  }
+
+  #paragraph() {
+    return this.content || !this.files.length ? [h("p", {}, this.content)] : [];
   }
 
   /** Where all tokens are shown, those of thoughts are among them. */

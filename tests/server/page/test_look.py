@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.page.browser import finished, open_page, say, use_page, watch
+from tests.server.page.browser import finished, open_page, open_parameters, say, use_page, watch
 from tests.server.page.fake_server import FakeServer, Script, answer, calling, chunk, ending
 from tests.server.page.test_chat import logprob
 
@@ -70,8 +70,7 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     )
     server.scripts += [Script(answer(TEXT)), Script(tokens), Script(calls)]
     use_page(view, server.url, "A question that is long enough to be wrapped where the screen is narrow. " * 3)
-    if not view.get_by_label("Token probabilities").is_visible():
-        view.get_by_role("heading", name="Parameters").click()
+    open_parameters(view)
     view.get_by_label("Token probabilities").check()
     finished(say(view, "And?")).get_by_role("option").nth(2).focus()
     expect(view.get_by_role("tooltip")).to_be_in_viewport(ratio=1)
@@ -105,6 +104,7 @@ def test_parameters_stand_above_the_figures(page: Page, server: FakeServer) -> N
 
 def test_every_field_has_a_name(page: Page, server: FakeServer) -> None:
     open_page(page, server.url)
+    open_parameters(page)
     fields = page.locator("input, select, textarea, progress").filter(visible=True).all()
     assert len(fields) > 10
     for field in fields:
