@@ -70,6 +70,6 @@ function parsed(text) {
 
 /** Without characters that a file system refuses or that hide the file. */
 function fileName(title) {
-  const safe = title.replace(/[\p{Cc}\p{Cf}<>:"/\\|?*]+/gu, " ").trim().replace(/^\.+/, "");
+  const safe = oneLine(title.replace(/[\p{Cc}\p{Cf}<>:"/\\|?*]+/gu, " ")).replace(/^[. ]+/, "");
   return safe.slice(0, MAX_NAME).trim() || "conversation";
 }
