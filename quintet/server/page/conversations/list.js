@@ -27,9 +27,9 @@ export class ConversationList {
     });
   }
 
-  /** Draws the list again; the focus stays where it was. A title that is being written is left alone. */
+  /** Draws the list again; the focus stays in its place. A title that is being written is left alone. */
   draw() {
-    if (this.#list.querySelector("form")) return;
+    if (this.#list.querySelector("form")?.contains(document.activeElement)) return;
     const wanted = this.#search.value.trim().toLowerCase();
     const records = this.store.all();
     const matches = records.map((record) => [record, match(record, wanted)]).filter(([, found]) => found !== null);
