@@ -102,6 +102,19 @@ def test_parameters_stand_above_the_figures(page: Page, server: FakeServer) -> N
     assert page.locator("aside h2").all_inner_texts() == ["Parameters", "Live"]
 
 
+def test_every_request_goes_to_the_server(page: Page, server: FakeServer) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    server.scripts.append(Script(answer("![a](https://example.org/a.png) https://example.org")))
+    open_page(page, server.url)
+    page.get_by_label("Theme").select_option("Dark")
+    page.locator("#file").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"<img src=//example.org>"})
+    finished(say(page, "Hi"))
+    page.get_by_role("button", name="Export all as JSON").click()
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith((server.url, "blob:" + server.url.split("/behind")[0]))] == []
+
+
 def test_every_field_has_a_name(page: Page, server: FakeServer) -> None:
     open_page(page, server.url)
     open_parameters(page)
