@@ -29,7 +29,7 @@ export class Message {
   #error = h("p", { class: "error", role: "alert", hidden: true });
   #stats = h("span", { class: "stats" });
   #actions = h("span");
-  #copy = copyButton("answer", () => this.said);
+  #copy = copyButton("answer", () => this.text);
 
   /** `byToken` is asked at each drawing whether tokens are wanted. */
   constructor(role, name, popup, byToken) {
@@ -54,24 +54,24 @@ export class Message {
     return this.element.dataset.state;
   }
 
-  /** What the message says, without what was thought before. */
-  get said() {
-    return this.role === "user" ? this.content : this.#split().said;
+  /** The text of the message without its reasoning. */
+  get text() {
+    return this.role === "user" ? this.content : this.#split().answer;
   }
 
   get isEmpty() {
     return !this.content && !this.reasoning && !this.calls.list.length;
   }
 
-  /** What the model is told of it: the message, and the results of its calls. Calls without a result are left out. */
+  /** The message as the API takes it, with the results of its calls. Calls without a result are left out. */
   get turns() {
     const calls = this.calls.answered;
-    if (!calls.length) return [{ role: this.role, content: withFiles(this.said, this.files) }];
+    if (!calls.length) return [{ role: this.role, content: withFiles(this.text, this.files) }];
     const tool_calls = calls.map(({ id, name, arguments: text }) =>
       ({ id, type: "function", function: { name, arguments: text || "{}" } }));
     const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
     const thought = this.reasoning ? { reasoning: this.reasoning } : {};
-    return [{ role: this.role, content: this.said || null, ...thought, tool_calls }, ...results];
+    return [{ role: this.role, content: this.text || null, ...thought, tool_calls }, ...results];
   }
 
   /** What is kept of the message over a reload, and what `restore` takes. */
@@ -135,7 +135,7 @@ export class Message {
     this.state = "failed";
   }
 
-  /** What is said below an answer; `finish` is the server's finish_reason. */
+  /** Sets the line below an answer; `finish` is the server's finish_reason. */
   summarize(words, finish) {
     this.#words = [...words, FINISHES[finish]].filter(Boolean);
     this.#stats.textContent = [...this.#words, STATES[this.state]].filter(Boolean).join(" · ");
@@ -169,7 +169,7 @@ export class Message {
     if (this.role === "assistant") this.#drawThoughts(byToken);
     if (byToken) swap(this.#body, [this.tokens.element]);
     else if (this.role === "user") this.#body.replaceChildren(...this.files.map(fileChip), ...this.#paragraph());
-    else this.#growing.draw(this.said);
+    else this.#growing.draw(this.text);
     if (this.state === "streaming") this.calls.draw();
   }
 
@@ -179,12 +179,12 @@ export class Message {
 
   /** Where all tokens are shown, those of thoughts are among them. */
   #drawThoughts(byToken) {
-    const { thought, said } = this.#split();
+    const { thought, answer } = this.#split();
     const whole = [this.reasoning.trim(), byToken ? "" : thought].filter(Boolean).join("\n\n");
-    const answered = said !== "" || this.calls.list.length > 0;
+    const answered = answer !== "" || this.calls.list.length > 0;
     const going = this.state === "streaming" && whole !== "" && !answered;
     this.#thinking.draw(whole, { going, answered, took: this.#thoughtFor.words });
-    this.#copy.hidden = !said || this.state === "streaming";
+    this.#copy.hidden = !answer || this.state === "streaming";
   }
 
   #split() {

@@ -79,7 +79,17 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     expect(message.get_by_label("Result of look_up", exact=True)).to_be_visible()
     expect(message.get_by_label("Arguments of cut_off")).to_have_text("{")
     message.locator("summary").click()
-    boxes = ("html", "#messages", "aside", ".alternatives")
+    view.locator("#file").set_input_files({"name": "long-name" * 12 + ".txt", "mimeType": "", "buffer": b"x"})
+    expect(view.locator(".chip")).to_be_visible()
+    if not view.get_by_role("navigation").is_visible():
+        view.get_by_role("button", name="Conversations", exact=True).click()
+    view.get_by_role("button", name="Actions for").click()
+    view.get_by_label("Save as").fill("long-name" * 6)
+    view.get_by_role("button", name="Save preset").click()
+    view.get_by_role("button", name="Delete preset").click()
+    expect(view.locator("#toast")).to_be_visible()
+    expect(view.get_by_role("button", name="Send", exact=True)).to_be_in_viewport(ratio=1)
+    boxes = ("html", "main", "nav", "#conversations", "#files", "#toast", "#messages", "aside", ".alternatives")
     assert [box for box in boxes if view.locator(box).evaluate("e => e.scrollWidth > e.clientWidth")] == []
     ratio, where = view.evaluate(CONTRAST)
     assert ratio >= 4.5, where

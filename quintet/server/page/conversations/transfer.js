@@ -32,13 +32,13 @@ export function toMarkdown(record) {
 }
 
 function section({ role, name, content, reasoning, calls = [], files = [] }) {
-  const { thought, said } = role === "user" ? { thought: "", said: content } : split(content);
+  const { thought, answer } = role === "user" ? { thought: "", answer: content } : split(content);
   const thoughts = [reasoning, thought].filter((text) => text?.trim()).join("\n\n");
   const quote = thoughts && thoughts.trim().split("\n").map((line) => `> ${line}`).join("\n");
   const called = calls.map((call) => `Calls \`${oneLine(call.name)}\` with \`${oneLine(call.arguments)}\``
     + (call.result === null ? "" : `; result:\n\n${withFiles("", [{ name: call.name, text: call.result }])}`));
   const heading = `## ${role === "user" ? "You" : oneLine(name || "Assistant")}`;
-  return [heading, quote, withFiles(said, files), ...called].filter(Boolean).join("\n\n");
+  return [heading, quote, withFiles(answer, files), ...called].filter(Boolean).join("\n\n");
 }
 
 /** The conversations of an exported file. Throws an error that says what is wrong with it, and then takes none. */
