@@ -137,7 +137,8 @@ async function loadModels() {
   }
 }
 
-function send() {
+async function send() {
+  await attachments.ready;
   if (!text.value.trim() && !attachments.list.length) return;
   if (!chat.send(text.value, attachments.list)) return;
   text.value = "";

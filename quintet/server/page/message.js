@@ -113,6 +113,7 @@ export class Message {
 
   set text(text) {
     this.content = text;
+    this.context = null;
     this.tokens = null; // probabilities belong to what the model wrote
     this.draw();
   }

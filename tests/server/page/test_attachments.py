@@ -118,6 +118,19 @@ def test_the_files_of_a_message_are_bounded_together(page: Page, server: FakeSer
     expect(chips(page)).to_have_count(10)
 
 
+def test_files_that_come_at_once_are_counted_and_sent(page: Page, server: FakeServer) -> None:
+    server.scripts.append(Script(answer("Ok.")))
+    open_page(page, server.url)
+    page.get_by_label("Message", exact=True).fill("Read.")
+    large = [[f"{at}.txt", "x" * 300_000] for at in range(2)]
+    drops = f"drop => {{ for (const file of drop[2]) ({DROP})([drop[0], drop[1], [file], []]);"
+    enter = "document.querySelector('#send').click(); }"  # before the files are read
+    page.evaluate(drops + enter, ["#messages", "drop", large])
+    finished(page.locator(".message.assistant"))
+    assert server.requests[0]["messages"][0]["content"].startswith("File: 0.txt\n```\nxxx")
+    assert "1.txt" not in server.requests[0]["messages"][0]["content"]
+
+
 def test_hostile_names_and_texts_stay_text(page: Page, server: FakeServer) -> None:
     server.scripts.append(Script(answer("Ok.")))
     name = "<img src=x onerror=alert(1)>\u202etxt.\nexe"

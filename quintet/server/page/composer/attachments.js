@@ -5,6 +5,7 @@ import { MAX_BYTES, MAX_FILES, bytesOf, readTextFile, size } from "./text_files.
 
 export class Attachments {
   list = [];
+  ready = Promise.resolve(); // when all files that were given so far are read
   #chips = byId("files");
   #input = byId("file");
 
@@ -26,8 +27,12 @@ export class Attachments {
     this.#takeDrops(document.documentElement);
   }
 
-  /** Attaches those that can be; reports the reason of each other one. */
-  async add(files) {
+  /** Attaches those that can be, one after the other; reports the reason of each other one. */
+  add(files) {
+    this.ready = this.ready.then(() => this.#read(files));
+  }
+
+  async #read(files) {
     const reasons = [];
     for (const file of files) {
       try {

@@ -4,7 +4,7 @@ import { areCalls } from "../calls.js";
 import { areFiles } from "../composer/text_files.js";
 
 export const MAX_TITLE = 200; // characters
-export const MAX_MESSAGES = 10_000;
+export const MAX_MESSAGES = 20_000; // more than a kept conversation can have: a message takes 95 characters
 const SHOWN_TITLE = 60; // of a title made from the first message
 const TEXTS = ["content", "name", "reasoning", "stats", "state", "took"];
 
