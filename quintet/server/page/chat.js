@@ -1,7 +1,7 @@
 /** The conversation that is shown: sends it, streams the answer into it, changes its end, and keeps it. */
 
 import { complete } from "./api.js";
-import { withFiles } from "./composer/text_files.js";
+import { fitting, withFiles } from "./composer/text_files.js";
 import { Current } from "./conversations/current.js";
 import { byId, swap } from "./dom.js";
 import { Facts } from "./facts.js";
@@ -77,7 +77,7 @@ export class Chat {
     const unanswered = this.#turn && this.busy && this.#messages.at(-1)?.isEmpty;
     const messages = unanswered ? this.#turn.before : this.#messages;
     const text = unanswered ? [this.#turn.text, draft].filter(Boolean).join("\n\n") : draft;
-    const unsent = unanswered ? [...(this.#turn.files ?? []), ...files] : files;
+    const unsent = unanswered ? fitting([...(this.#turn.files ?? []), ...files]) : files;
     this.on.unkept(this.#current.save(messages.map((message) => message.kept), text, unsent));
   }
 

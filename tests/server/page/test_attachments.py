@@ -131,6 +131,22 @@ def test_files_that_come_at_once_are_counted_and_sent(page: Page, server: FakeSe
     assert "1.txt" not in server.requests[0]["messages"][0]["content"]
 
 
+def test_files_of_an_unanswered_message_and_of_the_next_are_kept_within_the_bound(
+    page: Page, server: FakeServer
+) -> None:
+    server.scripts.append(Script([chunk()], [ending(1)]))
+    open_page(page, server.url)
+    attach(page, *[(f"{at}.txt", b"x") for at in range(10)])
+    expect(chips(page)).to_have_count(10)
+    say(page, "Read.")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    attach(page, ("more.txt", b"x"))
+    expect(chips(page)).to_have_count(1)
+    page.reload()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("Read.")
+    expect(chips(page).locator("span")).to_have_text([f"{at}.txt" for at in range(10)])
+
+
 def test_hostile_names_and_texts_stay_text(page: Page, server: FakeServer) -> None:
     server.scripts.append(Script(answer("Ok.")))
     name = "<img src=x onerror=alert(1)>\u202etxt.\nexe"

@@ -1,7 +1,7 @@
 /** The files of the message that is being written: by button, drag or paste, shown as chips. */
 
 import { byId, h } from "../dom.js";
-import { MAX_BYTES, MAX_FILES, bytesOf, readTextFile, size } from "./text_files.js";
+import { MAX_FILES, bytesOf, fitting, readTextFile, size } from "./text_files.js";
 
 export class Attachments {
   list = [];
@@ -47,11 +47,9 @@ export class Attachments {
     byId("text").focus();
   }
 
-  /** Takes files of before a reload or of a message that got no answer; those beyond the bounds are left out. */
+  /** Puts files of a draft or of a taken-back message before the others; those beyond the bounds are left out. */
   restore(files = []) {
-    for (const file of files) {
-      if (this.list.length < MAX_FILES && bytesOf([...this.list, file]) <= MAX_BYTES) this.list.push(file);
-    }
+    this.list = fitting([...files, ...this.list]);
     this.#draw();
   }
 

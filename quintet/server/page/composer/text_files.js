@@ -34,6 +34,11 @@ export function areFiles(list) {
     && bytesOf(list) <= MAX_BYTES;
 }
 
+/** Those of these files, from the first on, that a message takes together. */
+export function fitting(files) {
+  return files.reduce((list, file) => (areFiles([...list, file]) ? [...list, file] : list), []);
+}
+
 export function bytesOf(files) {
   return files.reduce((sum, { text }) => sum + new Blob([text]).size, 0);
 }
