@@ -36,10 +36,17 @@ export async function request(path, options = {}) {
   throw error;
 }
 
-/** The names of the models that are served. */
+/** The models that are served, as /v1/models lists them. */
 export async function models() {
   const { data } = await (await request("v1/models")).json();
-  return data.map((model) => model.id);
+  return data.filter((model) => typeof model?.id === "string");
+}
+
+/** Tokens of a conversation by the model's chat template. */
+export async function countTokens(body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const response = await request("tokenize", { method: "POST", headers, body: JSON.stringify(body), signal });
+  return (await response.json()).count;
 }
 
 /** The chunks of one streamed chat completion; returns after [DONE], and throws on an error or a torn stream. */

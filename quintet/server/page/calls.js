@@ -5,7 +5,7 @@ import { runner } from "./served.js";
 
 const TEXTS = ["id", "name", "arguments"];
 
-/** The calls of one message. Each is {id, name, arguments, result}: `result` is text, or null while nobody gave any. */
+/** The calls of one message. Each is {id, name, arguments, result}: `result` is text, or null until the user gives one. */
 export class Calls {
   list = [];
   #places = new Map(); // the server's numbers of calls

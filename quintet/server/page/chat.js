@@ -1,10 +1,12 @@
-/** The conversation: sends it, streams the answer into it, changes its end, and keeps it over a reload. */
+/** The conversation that is shown: sends it, streams the answer into it, changes its end, and keeps it. */
 
 import { complete } from "./api.js";
+import { fitting, withFiles } from "./composer/text_files.js";
+import { Current } from "./conversations/current.js";
 import { byId, swap } from "./dom.js";
 import { Facts } from "./facts.js";
-import { Kept } from "./kept.js";
 import { Message } from "./message.js";
+import { shortName } from "./model_picker.js";
 import { Popup } from "./tokens.js";
 
 const NEAR = 80; // px from the end: nearer than this, the view follows the answer
@@ -13,19 +15,27 @@ export class Chat {
   #messages = [];
   #list = byId("messages");
   #empty = byId("empty");
-  #kept = new Kept();
+  #current;
   #popup = new Popup();
   #abort = null;
-  #turn = null; // the one that is answered: what stood `before` it, and the `text` that asks
+  #turn = null; // the one that is answered: the messages `before` it, and the `text` and `files` that ask
 
   /**
-   * `on.busy(flag)` tells that an answer starts or ends, `on.refused(error)` that one failed; `on.back(text)` gives back
-   * what got no answer, and `on.failed(reason)` says why.
+   * `picker` has the model; `store` has the conversations. `on.busy(flag)`: an answer starts or ends.
+   * `on.refused(error)`: one failed. `on.back(text, files)` takes a question without an answer, and `on.failed(reason)`
+   * the reason. `on.draft()` is the text and the files that are being written. `on.unkept(reason)`: the browser did not
+   * keep the conversation, or, with an empty reason, did. `on.shown()`: other messages are shown.
    */
-  constructor(settings, model, on) {
+  constructor(settings, picker, store, on) {
     this.settings = settings;
-    this.model = model;
+    this.picker = picker;
     this.on = on;
+    this.#current = new Current(store);
+  }
+
+  /** Id of the conversation in the store; null until it is kept. */
+  get id() {
+    return this.#current.id;
   }
 
   get busy() {
@@ -33,38 +43,65 @@ export class Chat {
   }
 
   /** False where the parameters cannot be sent; the text then stays with the reader. */
-  send(text) {
+  send(text, files = []) {
     if (this.busy || !this.settings.check()) return false;
     const before = [...this.#messages];
-    this.#add("user", "You").text = text;
-    this.#answer({ before, text });
+    this.#question(text, files);
+    this.#answer({ before, text, files });
     return true;
   }
 
-  /** Shows what was kept; the text that was not sent. */
+  /** Shows the conversation of before a reload, and returns its record: draft and files were not sent. */
   restore() {
-    const { messages, draft } = this.#kept.load();
-    for (const kept of messages) this.#add(kept.role, kept.name ?? kept.role).restore(kept);
-    this.#offer();
-    return draft;
+    return this.#load(this.#current.restore());
   }
 
-  /** Keeps the conversation, and a text that was not sent. An answer without a word is as if it had not been asked for. */
-  keep(draft = "") {
-    const unanswered = this.busy && this.#messages.at(-1)?.isEmpty; // none is left where it was cleared
+  /** Shows the conversation with this id, or a new one for null; returns its record. Keep the shown one before. */
+  open(id) {
+    this.#turn = null; // an answer that ends now belongs to no conversation
+    this.stop();
+    return this.#load(this.#current.open(id));
+  }
+
+  /** Takes in changes of another tab; true where the conversation was deleted there. */
+  sync() {
+    if (this.#list.querySelector(".edit")) return false;
+    const record = this.#current.changed(this.busy);
+    if (record) this.#load(record);
+    return record === null;
+  }
+
+  /** Keeps the conversation, and what was not sent: the draft, its files, and a turn that has no answer yet. */
+  keep() {
+    const { text: draft, files } = this.on.draft();
+    const unanswered = this.#turn && this.busy && this.#messages.at(-1)?.isEmpty;
     const messages = unanswered ? this.#turn.before : this.#messages;
     const text = unanswered ? [this.#turn.text, draft].filter(Boolean).join("\n\n") : draft;
-    this.#kept.save(messages.map((message) => message.kept), text);
+    const unsent = unanswered ? fitting([...(this.#turn.files ?? []), ...files]) : files;
+    this.on.unkept(this.#current.save(messages.map((message) => message.kept), text, unsent));
   }
 
   stop() {
     this.#abort?.abort();
   }
 
-  clear() {
-    this.#turn = null; // an answer that ends now is nobody's
-    this.stop();
-    this.#cut(0);
+  /** Turns the last question into a field; false where there is none or an answer streams. */
+  editLast() {
+    const at = this.#messages.findLastIndex(({ role }) => role === "user");
+    if (this.busy || at < this.#messages.length - 2 || at < 0) return false;
+    this.#edit(at);
+    return true;
+  }
+
+  /** Messages as the API takes them, with a question that is not sent yet. */
+  turns(text = "", files = []) {
+    const next = text.trim() || files.length ? [{ role: "user", content: withFiles(text, files) }] : [];
+    return [...this.settings.system, ...this.#messages.flatMap((message) => message.turns), ...next];
+  }
+
+  /** Tokens of the conversation as the server counted them for the last answer; null where it did not. */
+  get context() {
+    return this.#messages.at(-1)?.context ?? null;
   }
 
   /** Draws everything again, for tokens or for text. */
@@ -72,8 +109,29 @@ export class Chat {
     for (const message of this.#messages) message.draw();
   }
 
+  #load(record) {
+    const messages = record.messages.map((kept) => {
+      const message = this.#message(kept.role, kept.name ?? kept.role);
+      message.restore(kept);
+      return message;
+    });
+    this.#draw(messages);
+    this.#list.scrollTop = this.#list.scrollHeight;
+    return record;
+  }
+
+  #question(text, files) {
+    const message = this.#add("user", "You");
+    message.files = files;
+    message.text = text;
+  }
+
+  #message(role, name) {
+    return new Message(role, name, this.#popup, () => this.settings.probabilities);
+  }
+
   #add(role, name) {
-    const message = new Message(role, name, this.#popup, () => this.settings.probabilities);
+    const message = this.#message(role, name);
     this.#messages.push(message);
     this.#list.append(message.element);
     this.#list.scrollTop = this.#list.scrollHeight;
@@ -86,17 +144,22 @@ export class Chat {
   }
 
   #show(messages) {
+    this.#draw(messages);
+    if (!this.busy) this.keep();
+  }
+
+  #draw(messages) {
     this.#messages = messages;
     swap(this.#list, [this.#empty, ...messages.map(({ element }) => element)]);
     this.#empty.hidden = messages.length > 0;
     this.#offer();
-    if (!this.busy) this.keep();
+    this.on.shown();
   }
 
   #request() {
     return {
-      model: this.model() || undefined,
-      messages: [...this.settings.system, ...this.#messages.flatMap((message) => message.turns)],
+      model: this.picker.model || undefined,
+      messages: this.turns(),
       stream: true,
       stream_options: { include_usage: true },
       ...this.settings.fields(),
@@ -108,7 +171,7 @@ export class Chat {
     const abort = new AbortController();
     this.#abort = abort;
     this.#turn = turn;
-    const answer = this.#add("assistant", this.model() || "Assistant");
+    const answer = this.#add("assistant", shortName(this.picker.model) || "Assistant");
     answer.state = "streaming";
     this.#offer();
     this.on.busy(true);
@@ -144,6 +207,7 @@ export class Chat {
   #settle(answer, facts, error, stopped) {
     if (error && !stopped) answer.fail(error.message);
     else answer.state = stopped ? "stopped" : "done";
+    answer.context = facts.context;
     answer.summarize(facts.words(), facts.finish);
   }
 
@@ -152,7 +216,7 @@ export class Chat {
     answer.state = failure ? "failed" : "stopped";
     if (turn !== this.#turn) return; // cleared meanwhile
     this.#show(turn.before);
-    if (turn.text) this.on.back(turn.text);
+    if (turn.text || turn.files?.length) this.on.back(turn.text, turn.files);
     if (failure) this.on.failed(failure);
   }
 
@@ -203,8 +267,9 @@ export class Chat {
   /** The old question stays as it is, its field open, in case that the new one gets no answer. */
   #askInstead(at, text) {
     const before = [...this.#messages];
+    const { files } = before[at];
     this.#cut(at);
-    this.#add("user", "You").text = text;
+    this.#question(text, files);
     this.#answer({ before });
   }
 

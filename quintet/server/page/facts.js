@@ -20,6 +20,11 @@ export class Facts {
     this.#last = performance.now();
   }
 
+  /** Tokens of prompt and answer together, as the server counted them; null where it did not. */
+  get context() {
+    return this.#usage?.total_tokens ?? null;
+  }
+
   words() {
     if (this.#first === null) return [];
     const tokens = this.#usage?.completion_tokens ?? this.#chunks;

@@ -2,8 +2,10 @@
 
 import { Calls } from "./calls.js";
 import { copyButton } from "./clipboard.js";
+import { fileChip } from "./composer/attachments.js";
+import { withFiles } from "./composer/text_files.js";
 import { h, swap } from "./dom.js";
-import { Growing } from "./markdown.js";
+import { Growing } from "./markdown/markdown.js";
 import { Stopwatch, Thinking, split } from "./thinking.js";
 import { TokenRow } from "./tokens.js";
 
@@ -13,6 +15,8 @@ const FINISHES = { length: "max tokens reached", content_filter: "filtered" };
 export class Message {
   content = ""; // as it came: thoughts may stand in it, between tags
   reasoning = ""; // thoughts that came beside it
+  files = []; // text files that the user attached: names and texts
+  context = null; // tokens of the conversation up to here, as the server counted them
   calls = new Calls();
   tokens = null; // a TokenRow, once the first probability comes
   #popup;
@@ -25,7 +29,7 @@ export class Message {
   #error = h("p", { class: "error", role: "alert", hidden: true });
   #stats = h("span", { class: "stats" });
   #actions = h("span");
-  #copy = copyButton("answer", () => this.said);
+  #copy = copyButton("answer", () => this.text);
 
   /** `byToken` is asked at each drawing whether tokens are wanted. */
   constructor(role, name, popup, byToken) {
@@ -50,24 +54,24 @@ export class Message {
     return this.element.dataset.state;
   }
 
-  /** What the message says, without what was thought before. */
-  get said() {
-    return this.role === "user" ? this.content : this.#split().said;
+  /** The text of the message without its reasoning. */
+  get text() {
+    return this.role === "user" ? this.content : this.#split().answer;
   }
 
   get isEmpty() {
     return !this.content && !this.reasoning && !this.calls.list.length;
   }
 
-  /** What the model is told of it: the message, and the results of its calls. Calls without a result are left out. */
+  /** The message as the API takes it, with the results of its calls. Calls without a result are left out. */
   get turns() {
     const calls = this.calls.answered;
-    if (!calls.length) return [{ role: this.role, content: this.said }];
+    if (!calls.length) return [{ role: this.role, content: withFiles(this.text, this.files) }];
     const tool_calls = calls.map(({ id, name, arguments: text }) =>
       ({ id, type: "function", function: { name, arguments: text || "{}" } }));
     const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));
     const thought = this.reasoning ? { reasoning: this.reasoning } : {};
-    return [{ role: this.role, content: this.said || null, ...thought, tool_calls }, ...results];
+    return [{ role: this.role, content: this.text || null, ...thought, tool_calls }, ...results];
   }
 
   /** What is kept of the message over a reload, and what `restore` takes. */
@@ -76,11 +80,16 @@ export class Message {
     const state = this.state === "done" ? "done" : "stopped";
     const { role, name, content, reasoning } = this;
     const kept = { role, name, content, reasoning, state, stats: this.#words.join(" · "), took: this.#thoughtFor.words };
-    return this.calls.list.length ? { ...kept, calls: this.calls.list } : kept;
+    if (this.calls.list.length) kept.calls = this.calls.list;
+    if (this.files.length) kept.files = this.files;
+    if (this.context !== null) kept.context = this.context;
+    return kept;
   }
 
-  restore({ content, reasoning = "", state = "done", stats = "", took = "", calls = [] }) {
+  restore({ content, reasoning = "", state = "done", stats = "", took = "", calls = [], files = [], context = null }) {
     this.content = content;
+    this.files = files;
+    this.context = context;
     this.reasoning = reasoning;
     this.#thoughtFor.words = took;
     this.calls.restore(calls);
@@ -104,6 +113,7 @@ export class Message {
 
   set text(text) {
     this.content = text;
+    this.context = null;
     this.tokens = null; // probabilities belong to what the model wrote
     this.draw();
   }
@@ -126,7 +136,7 @@ export class Message {
     this.state = "failed";
   }
 
-  /** What is said below an answer; `finish` is the server's finish_reason. */
+  /** Sets the line below an answer; `finish` is the server's finish_reason. */
   summarize(words, finish) {
     this.#words = [...words, FINISHES[finish]].filter(Boolean);
     this.#stats.textContent = [...this.#words, STATES[this.state]].filter(Boolean).join(" · ");
@@ -159,19 +169,23 @@ export class Message {
     const byToken = this.tokens !== null && this.byToken();
     if (this.role === "assistant") this.#drawThoughts(byToken);
     if (byToken) swap(this.#body, [this.tokens.element]);
-    else if (this.role === "user") this.#body.replaceChildren(h("p", {}, this.content));
-    else this.#growing.draw(this.said);
+    else if (this.role === "user") this.#body.replaceChildren(...this.files.map(fileChip), ...this.#paragraph());
+    else this.#growing.draw(this.text);
     if (this.state === "streaming") this.calls.draw();
+  }
+
+  #paragraph() {
+    return this.content || !this.files.length ? [h("p", {}, this.content)] : [];
   }
 
   /** Where all tokens are shown, those of thoughts are among them. */
   #drawThoughts(byToken) {
-    const { thought, said } = this.#split();
+    const { thought, answer } = this.#split();
     const whole = [this.reasoning.trim(), byToken ? "" : thought].filter(Boolean).join("\n\n");
-    const answered = said !== "" || this.calls.list.length > 0;
+    const answered = answer !== "" || this.calls.list.length > 0;
     const going = this.state === "streaming" && whole !== "" && !answered;
     this.#thinking.draw(whole, { going, answered, took: this.#thoughtFor.words });
-    this.#copy.hidden = !said || this.state === "streaming";
+    this.#copy.hidden = !answer || this.state === "streaming";
   }
 
   #split() {

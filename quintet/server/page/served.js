@@ -5,7 +5,7 @@ import { byId, h } from "./dom.js";
 
 const servers = new Map(); // name -> its tools, as OpenAI's API has them
 
-/** Asks which there are, and puts a switch for each server into the form. Only where the page was told of some. */
+/** Asks which there are, and puts a switch for each server into the form. Only where index.html says that there are some. */
 export async function loadServed() {
   if (!("toolServers" in document.body.dataset) || servers.size) return;
   const { data } = await (await request("v1/tool_servers")).json();

@@ -8,6 +8,7 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed",
   "presence_penalty", "frequency_penalty", "repetition_penalty",
 ];
+export const FIELDS = [...NUMBERS, "system", "stop", "tools"];
 const ESCAPES = { n: "\n", t: "\t", r: "\r", "\\": "\\" };
 const ALTERNATIVES = 5; // shown for each token
 
@@ -56,6 +57,17 @@ export class Settings {
     if (all.length) fields.tools = all;
     if (this.probabilities) Object.assign(fields, { logprobs: true, top_logprobs: ALTERNATIVES });
     return fields;
+  }
+
+  /** Every field as text, for a preset. Tool servers are chosen each time. */
+  get values() {
+    return Object.fromEntries(FIELDS.map((name) => [name, this.#form.elements[name].value]));
+  }
+
+  /** Sets every field; one that is missing is emptied. */
+  set values(values) {
+    for (const name of FIELDS) this.#form.elements[name].value = values[name] ?? "";
+    this.#show();
   }
 
   #show() {

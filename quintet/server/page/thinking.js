@@ -1,26 +1,26 @@
 /** What a model thinks before it answers: found between its tags, and folded away. */
 
 import { h } from "./dom.js";
-import { Growing } from "./markdown.js";
+import { Growing } from "./markdown/markdown.js";
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
 const ALONE = /(?<!`)<\/think>[^\S\n]*\n/; // the end of a thought whose beginning stood in the prompt
 
-/** What was thought and what is said in a text; in one that grows, half a tag at its end is neither. */
+/** Splits a text into reasoning and answer; in one that grows, half a tag at its end is neither. */
 export function split(text, growing = false) {
   const begun = text.trimStart();
   if (begun.startsWith(OPEN)) return opened(begun.slice(OPEN.length), growing);
-  if (growing && begun && OPEN.startsWith(begun)) return { thought: "", said: "" };
+  if (growing && begun && OPEN.startsWith(begun)) return { thought: "", answer: "" };
   const end = ALONE.exec(text);
-  if (!end) return { thought: "", said: text };
-  return { thought: text.slice(0, end.index).trim(), said: after(text, end.index) };
+  if (!end) return { thought: "", answer: text };
+  return { thought: text.slice(0, end.index).trim(), answer: after(text, end.index) };
 }
 
 function opened(text, growing) {
   const end = text.indexOf(CLOSE);
-  if (end >= 0) return { thought: text.slice(0, end).trim(), said: after(text, end) };
-  return { thought: (growing ? withoutHalf(text) : text).trim(), said: "" };
+  if (end >= 0) return { thought: text.slice(0, end).trim(), answer: after(text, end) };
+  return { thought: (growing ? withoutHalf(text) : text).trim(), answer: "" };
 }
 
 function after(text, end) {

@@ -60,12 +60,23 @@ def open_page(page: Page, url: str) -> None:
     expect(page.get_by_label("Model", exact=True)).to_be_enabled()
 
 
+def open_parameters(page: Page) -> None:
+    """Unfolds the parameters form."""
+    if not page.locator("#settings").evaluate("element => element.open"):
+        page.get_by_role("heading", name="Parameters").click()
+
+
 def say(page: Page, text: str) -> Locator:
     """Sends a message; the answer's element, which may still be growing."""
     field = page.get_by_label("Message", exact=True)
     field.fill(text)
     field.press("Enter")
     return page.locator(".message.assistant").last
+
+
+def begin(page: Page) -> None:
+    """Begins a new conversation."""
+    page.get_by_role("button", name="New conversation", exact=True).click()
 
 
 def body(message: Locator) -> Locator:

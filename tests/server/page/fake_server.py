@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[3] / "quintet" / "server" / "page"
+PAGE = (Path(__file__).parents[3] / "quintet" / "server" / "page").resolve()
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript",
@@ -89,6 +89,9 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.scripts: list[Script] = []
         self.requests: list[dict[str, Any]] = []
+        self.models: list[dict[str, Any]] = [{"id": MODEL}, {"id": "other"}]
+        self.tokenized: list[dict[str, Any]] = []  # bodies of /tokenize
+        self.has_tokenize = True
         self.key: str | None = None
         self.go_on = threading.Event()  # lets a script pass from its parts to its rest
         self.hung_up = threading.Event()  # the page closed the connection of an answer
@@ -147,11 +150,11 @@ class Handler(BaseHTTPRequestHandler):
         if path in ("v1/models", "metrics") and not self._allowed():
             return self._refuse()
         if path == "v1/models":
-            return self._send(json.dumps({"data": [{"id": MODEL}, {"id": "other"}]}).encode(), "application/json")
+            return self._send(json.dumps({"data": self.server.models}).encode(), "application/json")
         if path == "metrics":
             return self._send(self.server.metrics().encode(), "text/plain; version=0.0.4")
-        file = PAGE / (path.removeprefix("page/") or "index.html")
-        if file.parent == PAGE and file.is_file():
+        file = (PAGE / (path.removeprefix("page/") or "index.html")).resolve()
+        if file.is_relative_to(PAGE) and file.is_file():
             return self._send(file.read_bytes(), TYPES[file.suffix])
         return self.send_error(404)
 
@@ -159,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._allowed():
             return self._refuse()
+        if self.path.endswith("/tokenize"):
+            return self._tokenize(body)
         self.server.requests.append(body)
         script = self.server.scripts.pop(0)
         self._head("text/event-stream" if script.status == 200 else "application/json", script.status, script.headers)
@@ -169,6 +174,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.written += data.count(b'"content": "')
         except OSError:
             self.server.hung_up.set()
+
+    def _tokenize(self, body: dict[str, Any]) -> None:
+        """Counts each word as a token."""
+        if not self.server.has_tokenize:
+            return self.send_error(404)
+        self.server.tokenized.append(body)
+        count = sum(len((message["content"] or "").split()) for message in body["messages"])
+        self._send(json.dumps({"count": count, "tokens": []}).encode(), "application/json")
 
     def _paced(self, script: Script) -> Iterator[bytes]:
         yield from script.parts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.server.page.browser import body, finished, open_page, say
+from tests.server.page.browser import body, finished, open_page, open_parameters, say
 from tests.server.page.fake_server import FakeServer, Script, answer, calling, chunk, ending, part
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
@@ -19,8 +19,7 @@ def cards(message: Locator) -> Locator:
 
 def offer_tools(page: Page, text: str) -> Locator:
     """The field, filled."""
-    if not page.locator("#settings").evaluate("element => element.open"):
-        page.get_by_role("heading", name="Parameters").click()
+    open_parameters(page)
     field = page.get_by_label("Tools, as JSON")
     field.fill(text)
     return field

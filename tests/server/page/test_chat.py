@@ -5,7 +5,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.server.page.browser import body, finished, open_page, say, use_page
+from tests.server.page.browser import body, finished, open_page, open_parameters, say, use_page
 from tests.server.page.fake_server import MODEL, FakeServer, Script, answer, chunk, ending
 
 
@@ -66,7 +66,7 @@ def test_the_last_answer_is_made_again_edited_and_deleted(page: Page, server: Fa
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete").click()
     expect(page.locator(".message")).to_have_count(2)
-    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="New conversation", exact=True).click()
     expect(page.locator(".message")).to_have_count(0)
 
 
@@ -85,6 +85,7 @@ def test_an_edited_question_is_asked_again(page: Page, server: FakeServer) -> No
 def test_parameters_are_sent_as_they_are_set(page: Page, server: FakeServer) -> None:
     server.scripts.append(Script(answer("Yes.")))
     open_page(page, server.url)
+    open_parameters(page)
     wanted = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -111,6 +112,7 @@ def test_parameters_are_sent_as_they_are_set(page: Page, server: FakeServer) -> 
 
 def test_a_parameter_out_of_range_is_not_sent(page: Page, server: FakeServer) -> None:
     open_page(page, server.url)
+    open_parameters(page)
     page.get_by_label("Top p").fill("1.5")
     say(page, "Hi")
     expect(page.get_by_label("Top p")).to_be_focused()
@@ -136,6 +138,7 @@ def test_tokens_show_their_probabilities(page: Page, server: FakeServer) -> None
         Script([*(chunk(text, logprobs=[t]) for text, t in zip(texts, tokens, strict=True)), ending(4)])
     )
     open_page(page, server.url)
+    open_parameters(page)
     page.get_by_label("Token probabilities").check()
     message = finished(say(page, "Hi"))
     assert (server.requests[0]["logprobs"], server.requests[0]["top_logprobs"]) == (True, 5)
@@ -170,6 +173,7 @@ def test_hostile_output_stays_text(page: Page, server: FakeServer) -> None:
     entry = logprob(hostile, 0.5, {"<b>x</b>": 0.5})
     server.scripts += [Script([chunk(text), ending(1)]), Script([chunk(hostile, logprobs=[entry]), ending(1)])]
     open_page(page, server.url)
+    open_parameters(page)
     message = finished(say(page, hostile))
     expect(message.locator("p").first).to_have_text(hostile)
     expect(message.locator("strong")).to_have_text(hostile)
@@ -194,7 +198,7 @@ def test_an_empty_page_offers_three_questions(page: Page, server: FakeServer) ->
     expect(body(finished(page.locator(".message.assistant")))).to_have_text("Paris.")
     assert server.requests[0]["messages"] == [{"role": "user", "content": text}]
     expect(examples).not_to_be_visible()
-    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="New conversation", exact=True).click()
     expect(examples.first).to_be_visible()
 
 

@@ -166,8 +166,11 @@ def test_a_server_with_keys_asks_for_one(page: Page, server: FakeServer) -> None
     expect(page.locator("#running")).to_have_text("4")
     expect(body(finished(say(page, "Hi")))).to_have_text("Welcome.")
     expect(key).to_be_hidden()
-    stores = page.evaluate("() => [Object.values(sessionStorage), JSON.stringify(localStorage), document.cookie]")
-    assert stores[0] == ["right"] and "right" not in stores[1] and stores[2] == ""
+    session, local, cookies = page.evaluate(
+        "() => [{...sessionStorage}, JSON.stringify(localStorage), document.cookie]"
+    )
+    assert [name for name, value in session.items() if value == "right"] == ["quintet.api-key"]
+    assert "right" not in local and cookies == ""
 
 
 def test_a_turn_without_a_key_comes_back(page: Page, server: FakeServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.page.browser import finished, open_page, say, use_page, watch
+from tests.server.page.browser import finished, open_page, open_parameters, say, use_page, watch
 from tests.server.page.fake_server import FakeServer, Script, answer, calling, chunk, ending
 from tests.server.page.test_chat import logprob
 
@@ -70,8 +70,7 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     )
     server.scripts += [Script(answer(TEXT)), Script(tokens), Script(calls)]
     use_page(view, server.url, "A question that is long enough to be wrapped where the screen is narrow. " * 3)
-    if not view.get_by_label("Token probabilities").is_visible():
-        view.get_by_role("heading", name="Parameters").click()
+    open_parameters(view)
     view.get_by_label("Token probabilities").check()
     finished(say(view, "And?")).get_by_role("option").nth(2).focus()
     expect(view.get_by_role("tooltip")).to_be_in_viewport(ratio=1)
@@ -80,7 +79,17 @@ def test_nothing_sticks_out_and_all_text_can_be_read(view: Page, server: FakeSer
     expect(message.get_by_label("Result of look_up", exact=True)).to_be_visible()
     expect(message.get_by_label("Arguments of cut_off")).to_have_text("{")
     message.locator("summary").click()
-    boxes = ("html", "#messages", "aside", ".alternatives")
+    view.locator("#file").set_input_files({"name": "long-name" * 12 + ".txt", "mimeType": "", "buffer": b"x"})
+    expect(view.locator(".chip")).to_be_visible()
+    if not view.get_by_role("navigation").is_visible():
+        view.get_by_role("button", name="Conversations", exact=True).click()
+    view.get_by_role("button", name="Actions for").click()
+    view.get_by_label("Save as").fill("long-name" * 6)
+    view.get_by_role("button", name="Save preset").click()
+    view.get_by_role("button", name="Delete preset").click()
+    expect(view.locator("#toast")).to_be_visible()
+    expect(view.get_by_role("button", name="Send", exact=True)).to_be_in_viewport(ratio=1)
+    boxes = ("html", "main", "nav", "#conversations", "#files", "#toast", "#messages", "aside", ".alternatives")
     assert [box for box in boxes if view.locator(box).evaluate("e => e.scrollWidth > e.clientWidth")] == []
     ratio, where = view.evaluate(CONTRAST)
     assert ratio >= 4.5, where
@@ -103,8 +112,22 @@ def test_parameters_stand_above_the_figures(page: Page, server: FakeServer) -> N
     assert page.locator("aside h2").all_inner_texts() == ["Parameters", "Live"]
 
 
+def test_every_request_goes_to_the_server(page: Page, server: FakeServer) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    server.scripts.append(Script(answer("![a](https://example.org/a.png) https://example.org")))
+    open_page(page, server.url)
+    page.get_by_label("Theme").select_option("Dark")
+    page.locator("#file").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"<img src=//example.org>"})
+    finished(say(page, "Hi"))
+    page.get_by_role("button", name="Export all as JSON").click()
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith((server.url, "blob:" + server.url.split("/behind")[0]))] == []
+
+
 def test_every_field_has_a_name(page: Page, server: FakeServer) -> None:
     open_page(page, server.url)
+    open_parameters(page)
     fields = page.locator("input, select, textarea, progress").filter(visible=True).all()
     assert len(fields) > 10
     for field in fields:

@@ -140,7 +140,7 @@ def test_no_text_takes_long_or_breaks_the_page(page: Page, server: FakeServer, t
     page.goto(server.url)
     milliseconds = page.evaluate(
         """async (text) => {
-            const { render } = await import("./page/markdown.js");
+            const { render } = await import("./page/markdown/markdown.js");
             const begun = performance.now();
             render(text);
             return performance.now() - begun;

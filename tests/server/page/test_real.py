@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.helpers.servers.serving import Server
-from tests.server.page.browser import finished, say, use_page, watch
+from tests.server.page.browser import finished, open_parameters, say, use_page, watch
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,10 @@ def test_the_page_talks_with_the_bundled_model(browser: Browser) -> None:
         expect(page.locator("#notice")).to_contain_text("which takes at most 1024 tokens")
         page.get_by_label("Message", exact=True).fill("")
         after = finished(say(page, "What is the capital of Italy?")).inner_text()
-        if not page.locator("#settings").evaluate("element => element.open"):
-            page.get_by_role("heading", name="Parameters").click()
+        open_parameters(page)
         page.get_by_label("Tools, as JSON").fill(WEATHER)
         page.get_by_label("Temperature").fill("0")
-        page.get_by_role("button", name="New conversation").click()
+        page.get_by_role("button", name="New conversation", exact=True).click()
         called = finished(say(page, "What is the weather in Paris?"))
         expect(called.locator(".call pre")).to_have_text('{\n  "city": "Paris"\n}')
         called.get_by_label("Result of get_weather", exact=True).fill("sunny, 21 degrees")

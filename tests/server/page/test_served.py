@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from tests.helpers.servers.serving import Server
-from tests.server.page.browser import finished, open_page, say, watch
+from tests.server.page.browser import finished, open_page, open_parameters, say, watch
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,7 @@ def test_a_call_is_run_when_the_reader_says_so(browser: Browser, where: str) -> 
         page = context.new_page()
         complaints = watch(page)
         open_page(page, server.url)
-        if not page.locator("#settings").evaluate("element => element.open"):
-            page.get_by_role("heading", name="Parameters").click()
+        open_parameters(page)
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("sums (1)").check()
         called = finished(say(page, "What is 27 + 45?"))

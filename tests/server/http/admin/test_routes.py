@@ -106,9 +106,9 @@ async def test_the_page_comes_from_memory_with_its_type(tmp_path: Path) -> None:
     async with client() as http:
         again = await http.get("/", headers={"If-None-Match": f'W/"x", {index.headers["etag"]}'})
     assert again.status_code == 304 and again.content == b""
-    for path in page.FOLDER.iterdir():
+    for path in page.FOLDER.rglob("*"):
         if path.suffix in (".js", ".css", ".svg"):
-            assert (await get(f"/page/{path.name}")).content == path.read_bytes()
+            assert (await get(f"/page/{path.relative_to(page.FOLDER).as_posix()}")).content == path.read_bytes()
     for wrong in ("/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/", "/page/.hidden"):
         assert (await get(wrong)).status_code == 404
     assert (await get("/", playground=False)).status_code == 404

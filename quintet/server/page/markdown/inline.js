@@ -1,6 +1,6 @@
 /** Renders what stands within a line of Markdown: code, bold, italics, links. No address is loaded, images neither. */
 
-import { h } from "./dom.js";
+import { h } from "../dom.js";
 
 const SAFE = /^(?:https?:\/\/|mailto:)[^\s<>]+$/i;
 const POINTED = /<((?:https?:\/\/|mailto:)[^\s<>]+)>|<br\s?\/?>/iy;

@@ -1,6 +1,6 @@
 /** Renders Markdown tables, as GitHub has them. */
 
-import { h } from "./dom.js";
+import { h } from "../dom.js";
 import { inline } from "./inline.js";
 
 const BAR = /(?<!\\)\|/;

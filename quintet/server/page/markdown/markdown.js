@@ -1,7 +1,7 @@
 /** Renders Markdown as DOM nodes, block by block; what it does not know stays text. */
 
-import { copyButton } from "./clipboard.js";
-import { h, swap } from "./dom.js";
+import { copyButton } from "../clipboard.js";
+import { h, swap } from "../dom.js";
 import { inline } from "./inline.js";
 import { items, listEnd, listItem } from "./lists.js";
 import { startsTable, table, tableEnd } from "./table.js";

@@ -1,0 +1,104 @@
+/** The files of the message that is being written: by button, drag or paste, shown as chips. */
+
+import { byId, h } from "../dom.js";
+import { MAX_FILES, bytesOf, fitting, readTextFile, size } from "./text_files.js";
+
+export class Attachments {
+  list = [];
+  ready = Promise.resolve(); // when all files that were given so far are read
+  #chips = byId("files");
+  #input = byId("file");
+
+  /** `on.changed()`: the list is another. `on.failed(reason)`: files were not attached; empty where all were. */
+  constructor(on) {
+    this.on = on;
+    byId("attach").addEventListener("click", () => this.#input.click());
+    this.#input.addEventListener("change", () => {
+      const files = [...this.#input.files];
+      this.#input.value = ""; // the same file may be chosen again
+      this.add(files);
+    });
+    byId("text").addEventListener("paste", (event) => {
+      const { files, types } = event.clipboardData;
+      if (!files.length || types.includes("text/plain")) return; // a table is pasted as text, not as its picture
+      event.preventDefault();
+      this.add([...files]);
+    });
+    this.#takeDrops(document.documentElement);
+  }
+
+  /** Attaches those that can be, one after the other; reports the reason of each other one. */
+  add(files) {
+    this.ready = this.ready.then(() => this.#read(files));
+  }
+
+  async #read(files) {
+    const reasons = [];
+    for (const file of files) {
+      try {
+        if (this.list.length >= MAX_FILES) throw new Error(`A message takes ${MAX_FILES} files. Remove one first.`);
+        this.list.push(await readTextFile(file, bytesOf(this.list)));
+      } catch (error) {
+        if (!reasons.includes(error.message)) reasons.push(error.message);
+      }
+    }
+    this.#draw();
+    this.on.failed(reasons.slice(0, 3).join(" "));
+    byId("text").focus();
+  }
+
+  /** Puts files of a draft or of a taken-back message before the others; those beyond the bounds are left out. */
+  restore(files = []) {
+    this.list = fitting([...files, ...this.list]);
+    this.#draw();
+  }
+
+  /** Empties the list, and returns it. */
+  take() {
+    const { list } = this;
+    this.list = [];
+    this.#draw();
+    return list;
+  }
+
+  #draw() {
+    this.#chips.replaceChildren(...this.list.map((file) => {
+      const remove = h("button", { type: "button", "aria-label": `Remove ${file.name}` }, "✕");
+      remove.addEventListener("click", () => {
+        this.list = this.list.filter((other) => other !== file);
+        this.#draw();
+        byId("text").focus();
+      });
+      return h("li", { class: "chip" }, h("span", {}, file.name), h("small", {}, size(bytesOf([file]))), remove);
+    }));
+    this.#chips.hidden = this.list.length === 0;
+    this.on.changed();
+  }
+
+  /** Files may be dropped anywhere: otherwise the browser would leave the page for them. */
+  #takeDrops(target) {
+    const mark = (flag) => document.body.classList.toggle("dropping", flag);
+    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+    target.addEventListener("dragover", (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      mark(true);
+    });
+    target.addEventListener("dragleave", (event) => event.relatedTarget === null && mark(false));
+    target.addEventListener("drop", (event) => {
+      mark(false);
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      this.add([...event.dataTransfer.files]);
+    });
+  }
+}
+
+/** A file of a message that was sent; its text unfolds. */
+export function fileChip(file) {
+  const text = h("pre", { tabindex: 0, role: "region", "aria-label": `Text of ${file.name}` });
+  const summary = h("summary", {}, file.name, " ", h("small", {}, size(bytesOf([file]))));
+  const chip = h("details", { class: "file" }, summary, text);
+  chip.addEventListener("toggle", () => (text.textContent = chip.open ? file.text : ""));
+  return chip;
+}
