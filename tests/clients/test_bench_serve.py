@@ -15,14 +15,8 @@ from quintet.clients import http_client as http_stream
 from quintet.clients.errors import ServerError
 from quintet.clients.http_client import HttpClient, ServerAddress
 from quintet.clients.latency import LoadResult, RequestOutcome, StreamTimes
-from quintet.clients.load_generator import (
-    RandomPrompts,
-    RequestSource,
-    Sender,
-    arrival_times,
-    dataset_requests,
-    read_dataset,
-)
+from quintet.clients.load_datasets import dataset_requests, read_dataset
+from quintet.clients.load_generator import RandomPrompts, RequestSource, Sender, arrival_times
 from tests.clients.conftest import KEY, Fake
 
 

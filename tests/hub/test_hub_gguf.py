@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ class Hub:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.files, self.downloads = folder, {"a/b": (*GGUF, *SPLIT)}, list[list[str]]()
         monkeypatch.setattr("huggingface_hub.snapshot_download", self.download)
-        monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda api, name, revision: list(self.files[name]))
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", self.model_info)
+
+    def model_info(self, name: str, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=each) for each in self.files[name]])
 
     def download(self, name: str, allow_patterns: Sequence[str], local_files_only: bool, **options: Any) -> str:
         where = self.folder / name

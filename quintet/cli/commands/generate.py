@@ -20,7 +20,11 @@ _MAX_TOKENS = 256  # a base model may never end by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("PROMPT", nargs="*", default=[], help="text to continue; standard input if there is none")
+    parser.add_argument(
+        "PROMPT", metavar="[MODEL] PROMPT", nargs="*", default=[],
+        help="text to continue; standard input if there is none. A first word that names a model (a file, a folder, "
+        "OWNER/NAME, OWNER/NAME:QUANTIZATION, bundled) is the model; with --model, or after --, all are prompts",
+    )  # fmt: skip
     group = parser.add_argument_group("input and output")
     group.add_argument("--chat", action="store_true", help="send each prompt as a user's message, in the chat template")
     group.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
@@ -33,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
+    arguments.PROMPT = engine.take_model(arguments, arguments.PROMPT)
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
@@ -47,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
     if arguments.prompts_file is None:
-        return arguments.PROMPT or [engine.prompt_from_stdin("generate")]
+        return arguments.PROMPT or [engine.prompt_from_stdin("generate", arguments.MODEL)]
     if arguments.PROMPT:
         raise ValueError(f"--prompts-file is given and the prompt {arguments.PROMPT[0][:40]!r}, too; give one of them")
     return engine.prompts_of(arguments.prompts_file)
