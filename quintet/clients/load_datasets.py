@@ -26,7 +26,8 @@ def _entry(entry: Any) -> dict[str, Any]:
     if ("prompt" in entry) == ("messages" in entry):
         raise ValueError("must hold either prompt or messages")
     if "output_tokens" in entry:  # vLLM's name
-        entry = {**entry, "output_len": entry.pop("output_tokens")}
+        length = entry["output_tokens"]
+        entry = {**{name: each for name, each in entry.items() if name != "output_tokens"}, "output_len": length}
     length = entry.get("output_len", 1)
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise ValueError(f"output_len must be a whole number of at least 1, not {length!r}")

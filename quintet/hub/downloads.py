@@ -55,13 +55,18 @@ def list_files(name: str, revision: str | None, config: EngineConfig, environmen
     from huggingface_hub import HfApi
 
     if environment.hf_hub_offline:
-        folder = _cached_snapshot(name, revision, config) or download(name, revision, config, ("*",), environment)
+        try:
+            folder = download(name, revision, config, ("*",), environment)
+        except ConnectionError:  # perhaps some of the files are there
+            if (found := _cached_snapshot(name, revision, config)) is None:
+                raise
+            folder = found
         return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
     try:
         with _list_hub_files(name, revision, config, environment):
             # one request: list_repo_files() repeats a failed one for 25 s
-            found = HfApi(token=config.hf_token).model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
-            return sorted(each.rfilename for each in found.siblings or ())
+            listed = HfApi(token=config.hf_token).model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
+            return sorted(each.rfilename for each in listed.siblings or ())
     except ConnectionError:
         with contextlib.suppress(OSError):
             return list_files(name, revision, config, dataclasses.replace(environment, hf_hub_offline=True))
