@@ -111,10 +111,11 @@ def _planned(config: EngineConfig) -> EngineConfig:
 
 def _parameters(plan: EnginePlan) -> int | None:
     if plan.folder.is_file():
-        return sum(math.prod(each.shape) for _, each in model_of(plan.folder).tensors.values())
+        return sum(int(math.prod(each.shape)) for _, each in model_of(plan.folder).tensors.values())
     stored = tensors_of(weights_of(plan.config, plan.folder), type(plan.ranks.workers[0].model)).values()
+    shapes = [each.shape for each in stored if each.shape is not None]
     packed = any(not dtype.is_floating_point for each in stored for dtype in each.dtypes)
-    return None if packed else sum(math.prod(each.shape) for each in stored)
+    return None if packed or len(shapes) < len(stored) else sum(int(math.prod(each)) for each in shapes)
 
 
 def _quantization(plan: EnginePlan, path: Path) -> str:

@@ -78,6 +78,7 @@ def read_sharegpt(
 def _first_turns(entry: Any) -> tuple[str, str] | None:
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     texts = [each.get("value") for each in turns[:2] if isinstance(each, dict)] if isinstance(turns, list) else []
-    if len(texts) < 2 or not all(isinstance(each, str) and each for each in texts):
+    first, second = [*texts, None, None][:2]
+    if not (isinstance(first, str) and isinstance(second, str) and first and second):
         return None
-    return texts[0], texts[1]
+    return first, second

@@ -1,12 +1,14 @@
 """The command line as people type it: a model as the first word, `run`, help by topic, words of other programs."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from quintet import SamplingParams
 from quintet.cli import main as cli
 from quintet.cli.commands import _engine as engine
 from quintet.cli.commands import chat, embed, generate, rerank, run, serve
@@ -14,6 +16,7 @@ from quintet.cli.common_flags import COMMON_FLAGS
 from quintet.config.schema import flags
 from quintet.config.schema.unsupported import COMMANDS, FLAGS
 from quintet.hub.model_names import is_model_name, served_name
+from quintet.outputs import CompletionOutput, RequestOutput
 
 
 def parsed(command: Any, *words: str) -> Any:
@@ -139,6 +142,30 @@ def test_run_answers_one_prompt_or_talks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(b"two\nlines\n")))
     assert run.run(parsed(run, "a/b")) == 0
     assert asked == ["why is the sky blue?", None, "two\nlines"]
+
+
+def test_run_continues_a_prompt_where_there_is_no_chat_template(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Base:
+        def get_tokenizer(self) -> SimpleNamespace:
+            return SimpleNamespace(chat_template=None)
+
+        def get_default_sampling_params(self) -> SamplingParams:
+            return SamplingParams()
+
+        def stream(self, prompt: str, params: SamplingParams) -> Iterator[RequestOutput]:
+            completion = CompletionOutput(index=0, text=f"{prompt} {params.max_tokens}", token_ids=[1], events=[])
+            yield RequestOutput("0", prompt, [1], None, [completion], finished=True)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(engine, "open_engine", lambda *_: Base())
+    assert cli.main(["run", "a/b", "The sky is", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"The sky is {generate.MAX_TOKENS}\n"
+    assert "no chat template: the prompt is continued" in captured.err
 
 
 # ------------------------------------------------------------------------------------------------------------- help

@@ -9,6 +9,7 @@ from typing import Any
 
 from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
 from quintet.cli.commands import _engine as engine
+from quintet.cli.commands import generate
 from quintet.clients import server_address as target
 from quintet.config.schema import flags
 from quintet.sampling_params import SamplingParams
@@ -68,6 +69,11 @@ def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     extras.template |= _parsers(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
+        if arguments.prompt is not None and not llm.get_tokenizer().chat_template and not arguments.system:
+            engine.print_stderr("the model has no chat template: the prompt is continued as text")
+            arguments.chat = False
+            params = engine.sampling_params(llm, wanted, max_tokens=generate.MAX_TOKENS)
+            return generate.stream_one(llm, arguments.prompt, params, arguments)
         talk = TerminalConversation(
             llm, engine.sampling_params(llm, wanted, max_tokens=None), arguments.quiet, extras=extras
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quintet import LLM, RequestOutput
     from quintet.outputs import LogprobsAt
 
-_MAX_TOKENS = 256  # a base model may never end by itself
+MAX_TOKENS = 256  # a base model may never end by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
-    engine.add_sampling_arguments(parser, max_tokens=_MAX_TOKENS)
+    engine.add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     engine.add_arguments(parser, exclude=("seed",))
 
 
@@ -40,12 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.PROMPT = engine.take_model(arguments, arguments.PROMPT)
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
-    SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
+    SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
-        params = engine.sampling_params(llm, wanted, max_tokens=_MAX_TOKENS)
+        params = engine.sampling_params(llm, wanted, max_tokens=MAX_TOKENS)
         one = len(prompts) == 1 and params.n == 1 and params.num_logprobs is None and not arguments.json
-        return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
+        return stream_one(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()
 
@@ -63,7 +63,8 @@ def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _stream(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
+def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
+    """Prints one output as it comes, as text after the prompt or as an answer in a chat."""
     speed, failed = engine.TokenSpeed(), None
     if arguments.chat or arguments.system:
         outputs = llm.stream_chat(_messages(prompt, arguments), params)

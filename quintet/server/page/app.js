@@ -62,6 +62,7 @@ async function loadModels() {
     const names = await models();
     picker.replaceChildren(...names.map((name) => new Option(name, name)));
     picker.disabled = names.length === 0;
+    document.title = [...names.slice(0, 1), "quintet"].join(" · ");
     await loadServed();
   } catch (error) {
     refused(error);
