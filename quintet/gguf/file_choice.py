@@ -28,7 +28,7 @@ def parse_query(name: str) -> GGUFQuery:
         owner, repository, file = name.split("/", 2)
         return GGUFQuery(f"{owner}/{repository}", file=file)
     repository, colon, quantization = name.rpartition(":")
-    if colon and _QUERY.fullmatch(quantization):
+    if repository and _QUERY.fullmatch(quantization):
         return GGUFQuery(repository, quantization)
     return GGUFQuery(name)
 

@@ -8,6 +8,7 @@ from quintet.config import INSIDE
 from quintet.gguf.file import SPLIT
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ADDRESS = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://")
 _TAGGED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*:[A-Za-z0-9][\w.-]*")  # owner/name:Q4_K_M, qwen3:0.6b
 _CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/[^/]+$")
 
@@ -25,6 +26,8 @@ def is_model_name(word: str) -> bool:
     """
     if word in INSIDE or (word.endswith(".gguf") and " " not in word) or os.path.exists(os.path.expanduser(word)):
         return bool(word)
+    if HUB_ADDRESS.match(word) and " " not in word:
+        return True
     return _TAGGED.fullmatch(word) is not None or ("/" in word and HUB_ID.fullmatch(word) is not None)
 
 
