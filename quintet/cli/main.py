@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.cli.common_flags import COMMON_FLAGS
 from quintet.common.interrupts import repeated_interrupts
 from quintet.common.subprocess_python import leave_working_directory
 from quintet.common.tools_package import MISSING, MODULE, has_tools
@@ -31,6 +32,11 @@ COMMANDS = {
     "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),
     "generate": CliCommand(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
     "chat": CliCommand(_HOME + "chat", "talk with a model, here or on a server"),
+    "run": CliCommand(_HOME + "run", "talk with a model, or have it answer one prompt"),
+    "pull": CliCommand(_HOME + "pull", "download a model of the hub"),
+    "list": CliCommand(_HOME + "list_models", "list the models on this machine; also `ls`"),
+    "show": CliCommand(_HOME + "show", "show a model's size, context and quantization, and whether it fits"),
+    "rm": CliCommand(_HOME + "rm", "remove a downloaded model"),
     "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
     "embed": CliCommand(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
     "rerank": CliCommand(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
@@ -46,11 +52,14 @@ COMMANDS = {
     "bench simulate": CliCommand("quintet_tools.simulate.command", "play a load on engines that are not there"),
     "collect-env": CliCommand(_HOME + "collect_env", "print what a bug report needs"),
 }
+ALIASES = {"ls": "list"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. 0: done, 1: it failed, 2: it was called wrongly, 130: interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    place = int(words[:1] == ["help"])
+    words[place : place + 1] = [ALIASES.get(word, word) for word in words[place : place + 1]]
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)  # the interpreter's last look for garbage would walk all of torch, for 0.1 s
     try:
@@ -77,7 +86,10 @@ def _usage(words: list[str]) -> int:
     from quintet.config.schema.unsupported import COMMANDS as COMMAND_HINTS
 
     if words[:1] == ["help"] and (name := _name(words[1:])):
-        return _run(name, ["--help"])
+        topic = words[1 + len(name.split()) :]
+        return _run(name, [f"--help={topic[0]}" if topic else "--help"])
+    if words[:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     group = words[0] if words and any(name.startswith(words[0] + " ") for name in COMMANDS) else ""
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help", "help"):
@@ -115,7 +127,7 @@ def _listing(group: str) -> str:
             *lines,
             *([] if group else _variables()),
             "",
-            "`quintet COMMAND --help` lists its flags; `quintet --version` prints the version.",
+            "`quintet help COMMAND` shows its flags; `quintet --version` prints the version.",
         ]
     )
 
@@ -146,7 +158,7 @@ def _run(name: str, words: list[str]) -> int:
         if command.module.startswith(MODULE) and not has_tools():
             raise ValueError(MISSING)
         module: Any = importlib.import_module(command.module)
-        parser = Parser(prog=f"quintet {name}", description=module.__doc__)
+        parser = Parser(COMMON_FLAGS.get(name, ()), prog=f"quintet {name}", description=module.__doc__)
         module.add_arguments(parser)
         arguments = parser.parse(words)
         return int(module.run(arguments))

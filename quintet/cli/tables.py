@@ -20,3 +20,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         last = textwrap.wrap(line[-1], room) if room else [line[-1]]
         out.append((start + ("\n" + " " * indent).join(last)).rstrip())
     return "\n".join(out)
+
+
+def byte_size(size: float) -> str:
+    """Returns bytes in the largest unit of which there is one: 491 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def age(seconds: float) -> str:
+    """Returns a time span in its largest unit: 3 hours ago."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if (count := int(seconds // length)) > 0:
+            return f"{count} {unit}{'s' * (count > 1)} ago"
+    return "just now"

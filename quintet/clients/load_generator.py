@@ -13,9 +13,7 @@ from typing import Any
 from quintet.clients import errors
 from quintet.clients.http_client import HttpClient
 from quintet.clients.http_connection import ConnectionLost, HttpProtocolError
-from quintet.clients.json_lines import read_lines
 from quintet.clients.latency import RequestOutcome, StreamTimes
-from quintet.common.suggestions import refuse_unknown
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
@@ -69,60 +67,49 @@ class RandomPrompts:
     vocab_size: int
     text: bool  # words instead of token ids
     seed: int
+    range_ratio: float = 0.0  # lengths are from (1 - ratio) to (1 + ratio) times the above
+    prefix_len: int = 0  # tokens before each prompt, the same in all
 
     def make_requests(self, source: RequestSource, num_prompts: int) -> list[LoadRequest]:
         """A chat takes text alone; its template adds tokens of its own."""
         draw = random.Random(self.seed)
-        return [self._call(source, draw) for _ in range(num_prompts)]
+        ids = not self.text and source.endpoint == "completions"
+        prefix = self._tokens(random.Random(f"prefix {self.seed}"), self.prefix_len, ids)
+        return [self._call(source, draw, ids, prefix) for _ in range(num_prompts)]
 
-    def _call(self, source: RequestSource, draw: random.Random) -> LoadRequest:
-        if not self.text and source.endpoint == "completions":
-            ids = [draw.randrange(self.vocab_size) for _ in range(self.input_len)]
-            return source.make_request({"prompt": ids}, self.output_len, self.input_len)
-        return source.make_request(_prompt(" ".join(draw.choices(_WORDS, k=self.input_len)), source), self.output_len)
+    def _call(self, source: RequestSource, draw: random.Random, ids: bool, prefix: list[Any]) -> LoadRequest:
+        tokens = [*prefix, *self._tokens(draw, self._length(draw, self.input_len), ids)]
+        output_len = self._length(draw, self.output_len)
+        if ids:
+            return source.make_request({"prompt": tokens}, output_len, len(tokens))
+        return source.make_request(prompt_fields(" ".join(tokens), source), output_len)
+
+    def _length(self, draw: random.Random, mean: int) -> int:
+        if not self.range_ratio:
+            return mean
+        return draw.randint(max(1, int(mean * (1 - self.range_ratio))), int(mean * (1 + self.range_ratio)))
+
+    def _tokens(self, draw: random.Random, count: int, ids: bool) -> list[Any]:
+        return [draw.randrange(self.vocab_size) for _ in range(count)] if ids else draw.choices(_WORDS, k=count)
 
 
-def _prompt(prompt: Any, source: RequestSource) -> dict[str, Any]:
+def prompt_fields(prompt: Any, source: RequestSource) -> dict[str, Any]:
     """A prompt as the endpoint takes it."""
     if source.endpoint == "completions":
         return {"prompt": prompt}
     return {"messages": [{"role": "user", "content": prompt}]}
 
 
-def read_dataset(file: str) -> list[dict[str, Any]]:
-    """Lines of {"prompt": ..., "output_len": ...} or {"messages": [...], "output_len": ...}; output_len may lack."""
-    return read_lines(file, _entry, "holds no prompts")
+def arrival_times(num_calls: int, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
+    """Seconds after the start at which each request sets out: a Poisson process of `rate` a second, or all at once.
 
-
-def _entry(entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ValueError('must be an object such as {"prompt": "Once upon a time", "output_len": 64}')
-    refuse_unknown("field", entry, ("prompt", "messages", "output_len"))
-    if ("prompt" in entry) == ("messages" in entry):
-        raise ValueError("must hold either prompt or messages")
-    length = entry.get("output_len", 1)
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise ValueError(f"output_len must be a whole number of at least 1, not {length!r}")
-    return entry
-
-
-def dataset_requests(entries: Sequence[Mapping[str, Any]], source: RequestSource, output_len: int) -> list[LoadRequest]:
-    """`output_len` is of entries that name none."""
-    calls = []
-    for entry in entries:
-        if "messages" in entry and source.endpoint == "completions":
-            raise ValueError("the dataset holds messages, which /v1/completions does not take; use --endpoint chat")
-        prompt = {"messages": entry["messages"]} if "messages" in entry else _prompt(entry["prompt"], source)
-        calls.append(source.make_request(prompt, entry.get("output_len", output_len)))
-    return calls
-
-
-def arrival_times(num_calls: int, rate: float, seed: int) -> Iterator[float]:
-    """Seconds after the start at which each request sets out: a Poisson process of `rate` a second, or all at once."""
+    `burstiness`: shape of the gamma distribution of the times between two; 1 is a Poisson process.
+    """
     draw, at = random.Random(seed), 0.0
     for _ in range(num_calls):
         yield at
-        at += 0.0 if math.isinf(rate) else draw.expovariate(rate)
+        if not math.isinf(rate):
+            at += draw.expovariate(rate) if burstiness == 1 else draw.gammavariate(burstiness, 1 / (rate * burstiness))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class ServerTarget:
 
     url: str | None = option(
         None, optional(server_url), f"ask the OpenAI-compatible server at this address, such as {DEFAULT_URL}",
-        group="server", metavar="URL",
+        group="server", metavar="URL", aliases=("base_url",),
     )  # fmt: skip
     uds: str | None = option(None, optional(text), "ask the server on this Unix socket", group="server", metavar="PATH")
     api_key: str | None = option(
@@ -90,15 +90,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser, ServerTarget)
 
 
-def target(arguments: argparse.Namespace) -> ServerTarget:
-    """Returns the server that the flags name; its key is from the environment if no flag has it."""
+def target(arguments: argparse.Namespace, host: str | None = None, port: int | None = None) -> ServerTarget:
+    """Returns the server that the flags name; its key is from the environment if no flag has it.
+
+    `host` and `port` are those of vLLM's flags. ValueError if they are given beside a URL.
+    """
     wanted = flags.from_arguments(arguments, ServerTarget)
+    if host is not None or port is not None:
+        if wanted.is_given:
+            raise ValueError(f"--host and --port, and {wanted.display_name!r}; give one address")
+        name = host or "127.0.0.1"
+        name = f"[{name}]" if ":" in name and name[0] != "[" else name
+        wanted = dataclasses.replace(wanted, url=server_url(f"http://{name}:{port or 8000}"))
     key = wanted.api_key or read_environment().openai_api_key
     return dataclasses.replace(wanted, api_key=key and server_key(key))
 
 
 def refuse_engine_flags(arguments: argparse.Namespace, but: Collection[str] = ()) -> None:
     """A server has its own engine: what sets one up here would be without effect."""
+    if (model := getattr(arguments, "MODEL", None)) is not None:
+        raise ValueError(f"{model!r}: the server that --url or --uds names has its own model; leave it out")
     useless = [name for name in flags.given_settings(arguments, EngineConfig) if name not in but]
     if useless:
         typed = {name: as_typed(arguments.typed, f"EngineConfig.{name}", name) for name in useless}

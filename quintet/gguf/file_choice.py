@@ -28,7 +28,7 @@ def parse_query(name: str) -> GGUFQuery:
         owner, repository, file = name.split("/", 2)
         return GGUFQuery(f"{owner}/{repository}", file=file)
     repository, colon, quantization = name.rpartition(":")
-    if colon and _QUERY.fullmatch(quantization):
+    if repository and _QUERY.fullmatch(quantization):
         return GGUFQuery(repository, quantization)
     return GGUFQuery(name)
 
@@ -36,7 +36,7 @@ def parse_query(name: str) -> GGUFQuery:
 def choose(files: Iterable[str], wanted: GGUFQuery) -> list[str]:
     """The model's file, or all that it was split into, in their order. FileNotFoundError lists what there is."""
     there = sorted(each for each in files if each.endswith(".gguf"))
-    models = [each for each in there if not BESIDE.search(_name(each)) and _number(each) == 1]
+    models = [each for each in there if not BESIDE.search(_name(each)) and part_number(each) == 1]
     if not there:
         raise FileNotFoundError(f"{wanted.repository!r} holds no GGUF files; use its name alone")
     if wanted.file is not None:
@@ -45,16 +45,16 @@ def choose(files: Iterable[str], wanted: GGUFQuery) -> list[str]:
             raise FileNotFoundError(
                 f"{wanted.repository!r} has no file {wanted.file!r}; it holds {_format_names(there)}"
             )
-        return _parts(found, there, wanted.repository)
+        return parts_of(found, there, wanted.repository)
     tags = PREFERRED if wanted.quantization is None else (wanted.quantization,)
     found = next((each for tag in tags for each in _of(tag, models)), None)
     if found is None and wanted.quantization is None:
         found = next(iter(models), None)
     if found is None:
-        labels = list(dict.fromkeys(_label(each) or each for each in models)) or there
+        labels = list(dict.fromkeys(quantization_label(each) or each for each in models)) or there
         asked_for = f"GGUF model of {wanted.quantization!r}" if wanted.quantization else "GGUF model"
         raise FileNotFoundError(f"{wanted.repository!r} has no {asked_for}; it holds {_format_names(labels)}")
-    return _parts(found, there, wanted.repository)
+    return parts_of(found, there, wanted.repository)
 
 
 def _of(tag: str, models: Sequence[str]) -> list[str]:
@@ -74,17 +74,20 @@ def _stem(file: str) -> str:
     return split[1] if split else file.removesuffix(".gguf")
 
 
-def _label(file: str) -> str | None:
+def quantization_label(file: str) -> str | None:
+    """Returns the quantization that a file's name ends with, such as Q4_K_M."""
     found = _LABEL.search(_stem(file))
     return found[1] if found else None
 
 
-def _number(file: str) -> int:
+def part_number(file: str) -> int:
+    """Returns the number of a part of a split model; 1 of a whole one."""
     split = SPLIT.fullmatch(file)
     return int(split[2]) if split else 1
 
 
-def _parts(file: str, there: Sequence[str], repository: str) -> list[str]:
+def parts_of(file: str, there: Sequence[str], repository: str) -> list[str]:
+    """Returns a model's file, or all that it was split into. FileNotFoundError names the absent ones."""
     split = SPLIT.fullmatch(file)
     if split is None:
         return [file]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import glob
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from quintet.hub.modelscope import ModelScopeRequest
 
 # The same weights once more in other layouts, which would double the download.
 COPIES = ("consolidated*", "*/*.safetensors")
+_COMMIT = re.compile("[0-9a-f]{40}")
+_HUB_TIMEOUT = 10.0  # seconds without an answer to the list of a model's files
 
 
 def download(
@@ -52,15 +55,33 @@ def list_files(name: str, revision: str | None, config: EngineConfig, environmen
     from huggingface_hub import HfApi
 
     if environment.hf_hub_offline:
-        folder = download(name, revision, config, ("*",), environment)
+        try:
+            folder = download(name, revision, config, ("*",), environment)
+        except ConnectionError:  # perhaps some of the files are there
+            if (found := _cached_snapshot(name, revision, config)) is None:
+                raise
+            folder = found
         return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
     try:
         with _list_hub_files(name, revision, config, environment):
-            return sorted(HfApi(token=config.hf_token).list_repo_files(name, revision=revision))
+            # one request: list_repo_files() repeats a failed one for 25 s
+            listed = HfApi(token=config.hf_token).model_info(name, revision=revision, timeout=_HUB_TIMEOUT)
+            return sorted(each.rfilename for each in listed.siblings or ())
     except ConnectionError:
         with contextlib.suppress(OSError):
             return list_files(name, revision, config, dataclasses.replace(environment, hf_hub_offline=True))
         raise
+
+
+def _cached_snapshot(name: str, revision: str | None, config: EngineConfig) -> Path | None:
+    """Returns the folder of a revision in the hub's cache, also where only some of its files were downloaded."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    repository = Path(config.download_dir or HF_HUB_CACHE).expanduser() / f"models--{name.replace('/', '--')}"
+    reference = repository / "refs" / (revision or "main")
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision or ""
+    folder = repository / "snapshots" / commit
+    return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
 
 
 @contextlib.contextmanager
@@ -88,7 +109,9 @@ def _list_hub_files(name: str, revision: str | None, config: EngineConfig, envir
         raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
     except (OSError, RuntimeError) + _transport_errors() as error:  # no route, no disk space, a broken transfer
         why = str(error) or type(error).__name__
-        raise ConnectionError(f"cannot download {name!r}{at}: {why}; {_remedy(config)}") from error
+        raise ConnectionError(
+            f"cannot download {name!r}{at} from the hub: {why}; check the network, or {_remedy(config)}"
+        ) from error
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
@@ -105,4 +128,4 @@ def _not_cached(what: str, config: EngineConfig, environment: Environment) -> st
 
 def _remedy(config: EngineConfig) -> str:
     inside = BUNDLED_EMBED if config.runner == "pooling" else BUNDLED
-    return "give a local folder" + ("" if config.model in INSIDE else f" or use the model {inside!r}")
+    return "give a local folder or .gguf file" + ("" if config.model in INSIDE else f" or use the model {inside!r}")

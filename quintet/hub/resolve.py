@@ -1,7 +1,6 @@
 """Finds a model's folder, locally or on the Hugging Face hub, and reads what its JSON files say."""
 
 import logging
-import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
@@ -23,6 +22,7 @@ from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
+from quintet.hub.model_names import HUB_ADDRESS, HUB_ID
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.tensor_input import why_raw
 from quintet.hub.wrappers import text_entries, text_model_type
@@ -46,7 +46,6 @@ _NOT_OBEYED: Mapping[str, Any] = {
 _TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")  # BGE M3's, beside its weights
 _WEIGHTS = "*.safetensors"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
@@ -234,7 +233,9 @@ def _fetch_from_store(address: str, config: EngineConfig, patterns: Iterable[str
 def _check_id(name: str) -> None:
     if name.endswith(".gguf") and "/" not in name:
         raise FileNotFoundError(f"no file {name!r} here; check the path, or name one on the hub as owner/repo:quant")
-    if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
+    if (address := HUB_ADDRESS.match(name)) is not None:
+        raise FileNotFoundError(f"{name!r} is an address of the hub; give its model alone: {name[address.end() :]!r}")
+    if name.startswith((".", "/", "~", "\\")) or not HUB_ID.fullmatch(name) or "--" in name or ".." in name:
         raise FileNotFoundError(
             f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
         )

@@ -63,8 +63,9 @@ class ServerConfig:
         None, optional(text), "Unix socket to listen on, instead of a port", group="server", metavar="PATH"
     )
     served_model_name: tuple[str, ...] = option(
-        (), list_of(text), "name of the model in the API, if not the path it was loaded from", group="server"
-    )
+        (), list_of(text), "names of the model in the API; if not given its hub id, or the last part of its path",
+        group="server", nargs="+", metavar="NAME",
+    )  # fmt: skip
     root_path: str = option("", str, "prefix that a proxy strips from the path", group="server", metavar="PATH")
     api_workers: int = option(
         1, count(), "processes that speak HTTP, in front of the one that runs the model", group="server",

@@ -1,10 +1,12 @@
 """The command line: what it answers to wrong words, what it imports, and how a conversation goes."""
 
+import json
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from quintet import SamplingParams
 from quintet.cli import main as cli
 from quintet.cli.chat.conversation import TerminalConversation
-from quintet.cli.commands import generate
+from quintet.cli.commands import chat, generate
 from quintet.cli.commands._engine import sampling_params
 from quintet.cli.tables import table
 from quintet.clients.latency import percentiles
@@ -176,6 +178,78 @@ def test_commands_are_answered_not_sent(capsys: pytest.CaptureFixture[str]) -> N
     assert went_on == [True, True, False]
     assert parrot.heard == []
     assert "did you mean '/reset'" in capsys.readouterr().err
+
+
+def test_retry_answers_the_last_message_again(capsys: pytest.CaptureFixture[str]) -> None:
+    talk, parrot, _ = _talk("/retry", "say one", "say two", "/retry")
+    assert [message["content"] for message in parrot.heard[2]] == ["say one", "one", "say two"]
+    assert [message["content"] for message in talk.messages] == ["say one", "one", "say two", "two"]
+    captured = capsys.readouterr()
+    assert captured.out.split() == ["one", "two", "two"]
+    assert "no message to answer again" in captured.err
+    talk.messages[-2]["content"] = "please fail"
+    before = list(talk.messages)
+    talk.handle_line("/retry")
+    assert talk.messages == before  # the old answer stays where there is no new one
+
+
+def test_set_changes_sampling_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("/set temperature 0.5", "/set parameter num_predict 9", "/set top-k 3", "/set stop a", "/set")
+    talk, _, _ = _talk(*lines)
+    found = talk.params
+    assert (found.temperature, found.max_tokens, found.top_k, found.stop) == (0.5, 9, 3, ["a"])
+    assert "temperature 0.5" in capsys.readouterr().err.splitlines()
+    for line, says in (
+        ("/set tempreature 1", "did you mean 'temperature'"),
+        ("/set temperature", "no value for temperature"),
+        ("/set temperature -1", "temperature must be"),
+        ("/set top_k x", "top_k must be a whole number"),
+        ("/set n 2", "unknown sampling parameter 'n'"),
+    ):
+        assert talk.handle_line(line)
+        assert says in capsys.readouterr().err
+    assert talk.params == found
+    talk.params = {"temperature": 0.1}  # a server's
+    talk.handle_line("/set max_tokens 4k")
+    assert talk.params == {"temperature": 0.1, "max_tokens": 4000}
+
+
+def test_a_saved_conversation_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = tmp_path / "talk.json", tmp_path / "other.json"
+    talk, _, _ = _talk("/system be kind", "say hello", f"/save {file}")
+    assert json.loads(file.read_text()) == {"messages": talk.messages}
+    after, parrot, _ = _talk(f"/load {file}", "say bye", f"/save {file}")
+    assert [message["content"] for message in parrot.heard[0]] == ["be kind", "say hello", "hello", "say bye"]
+    assert after.system == "be kind"
+    assert len(json.loads(file.read_text())["messages"]) == 5
+    capsys.readouterr()
+    other.write_text("precious")
+    for line, says in (
+        (f"/save {other}", "is no saved conversation"),
+        (f"/load {other}", "cannot load"),
+        (f"/load {tmp_path}/none", "give a file that /save wrote"),
+        ("/save", "no file: give one"),
+        (f"/save {tmp_path}/none/x", "give the path of a new file"),
+    ):
+        after.handle_line(line)
+        assert says in capsys.readouterr().err
+    assert other.read_text() == "precious" and len(after.messages) == 5
+
+
+def test_lines_become_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = iter(['"""one', "", 'two"""', "a\\", "b", '"""', "c\\", '"""', "d", '"""alone"""', "e\\"])
+    prompts: list[str] = []
+
+    def read(prompt: str) -> str:
+        prompts.append(prompt)
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    assert list(chat._lines(True)) == ["one\n\ntwo", "a\nb", "\nc\\\n", "d", "alone", "e"]
+    assert prompts[:5] == ["> ", "... ", "... ", "> ", "... "]
 
 
 def test_a_refused_message_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,8 @@ from quintet.clients import http_client as http_stream
 from quintet.clients.errors import ServerError
 from quintet.clients.http_client import HttpClient, ServerAddress
 from quintet.clients.latency import LoadResult, RequestOutcome, StreamTimes
-from quintet.clients.load_generator import (
-    RandomPrompts,
-    RequestSource,
-    Sender,
-    arrival_times,
-    dataset_requests,
-    read_dataset,
-)
+from quintet.clients.load_datasets import dataset_requests, read_dataset, read_sharegpt
+from quintet.clients.load_generator import RandomPrompts, RequestSource, Sender, arrival_times
 from tests.clients.conftest import KEY, Fake
 
 
@@ -182,6 +176,89 @@ def test_a_dataset_is_never_stretched(fake: Fake, tmp_path: Path, capsys: pytest
         dataset_requests([{"messages": []}], RequestSource("m", "completions"), 1)
     with pytest.raises(ValueError, match="no prompts"):
         read_dataset(dataset(tmp_path, ""))
+
+
+# ----------------------------------------------------------------------------------------------------- vLLM's flags
+
+
+def test_a_command_line_of_vllm_is_taken(fake: Fake, tmp_path: Path) -> None:
+    words = (
+        f"bench serve --backend openai-chat --base-url http://127.0.0.1:{fake.port}/v1 --endpoint /v1/chat/completions "
+        "--dataset-name random --random-input-len 20 --random-output-len 10 --random-range-ratio 0.5 "
+        "--random-prefix-len 4 --num-prompts 30 --num-warmups 1 --request-rate inf --max-concurrency 4 --seed 3 "
+        f"--disable-tqdm --save-result --result-dir {tmp_path} --result-filename found.json"
+    )
+    assert cli.main(words.split()) == 0
+    figures = json.loads((tmp_path / "found.json").read_text())
+    assert (figures["completed"], figures["endpoint"]) == (30, "chat")
+    texts = [body["messages"][0]["content"].split() for body in fake.bodies()]
+    assert len({tuple(each[:4]) for each in texts}) == 1 and len({tuple(each[4:]) for each in texts}) == 31
+    assert all(10 <= len(each) - 4 <= 30 for each in texts) and len({len(each) for each in texts}) > 5
+    assert {5 <= body["max_tokens"] <= 15 for body in fake.bodies()} == {True}
+    assert fake.most_under_way <= 4
+
+
+def test_host_and_port_name_the_server(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "serve", "--backend", "vllm", "--host", "127.0.0.1", "--port", str(fake.port)]
+    assert (
+        cli.main([*words, "--num-prompts", "2", "--output-len", "2", "--save-result", "--result-dir", str(tmp_path)])
+        == 0
+    )
+    (file,) = tmp_path.glob("vllm-infqps-echo-*.json")
+    assert json.loads(file.read_text())["completed"] == 2
+    assert cli.main([*words, "--base-url", fake.url]) == 1
+    assert "give one address" in capsys.readouterr().err
+
+
+def test_sharegpt_is_read_with_vllms_bounds(tmp_path: Path) -> None:
+    def entry(*words: str) -> dict[str, Any]:
+        return {"conversations": [{"from": "x", "value": each} for each in words]}
+
+    long, short = "w " * 1025, "a b c"
+    whole = [
+        entry("one two three four", "five six seven eight nine", "more"),
+        entry("p q r s t", short),
+        entry("alone"),
+    ]
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps([*whole, entry(long, "a b c d"), entry("a b c d", "w " * 2045), {"id": 1}]))
+
+    def count(text: str) -> int:
+        return len(text.split())
+
+    assert read_sharegpt(str(file), count, 10, None, 0) == [{"prompt": "one two three four", "output_len": 5}]
+    fixed = read_sharegpt(str(file), count, 10, 7, 0)
+    assert sorted(each["prompt"] for each in fixed) == ["a b c d", "one two three four", "p q r s t"]
+    assert {each["output_len"] for each in fixed} == {7}
+    assert len(read_sharegpt(str(file), count, 2, 7, 0)) == 2
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="holds no conversations"):
+        read_sharegpt(str(file), count, 1, None, 0)
+
+
+def test_lines_may_have_vllms_name_of_the_length(tmp_path: Path) -> None:
+    assert read_dataset(dataset(tmp_path, {"prompt": "a", "output_tokens": 3})) == [{"prompt": "a", "output_len": 3}]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dataset-name", "sharegpt"], "needs a file; give --dataset-path FILE"),
+        (["--dataset-name", "random", "--dataset-path", "x"], "give one of them"),
+        (["--backend", "openai-chat", "--endpoint", "/v1/completions"], "and --endpoint completions; give one"),
+    ],
+)
+def test_flags_that_contradict_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "serve", *words]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_bursts_keep_the_rate() -> None:
+    times = list(arrival_times(20_000, 10.0, 1, 0.25))
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.1, rel=0.05)
+    assert sum((each - mean) ** 2 for each in gaps) / len(gaps) == pytest.approx(mean**2 / 0.25, rel=0.1)
 
 
 def test_the_seed_settles_prompts_and_times() -> None:

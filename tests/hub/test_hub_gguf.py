@@ -3,11 +3,13 @@
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quintet.config import EngineConfig, Environment
+from quintet.hub.downloads import list_files
 from quintet.hub.resolve import resolve_model, resolve_tokenizer
 
 ONLINE, OFFLINE = Environment(), Environment(hf_hub_offline=True)
@@ -21,7 +23,10 @@ class Hub:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.files, self.downloads = folder, {"a/b": (*GGUF, *SPLIT)}, list[list[str]]()
         monkeypatch.setattr("huggingface_hub.snapshot_download", self.download)
-        monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda api, name, revision: list(self.files[name]))
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", self.model_info)
+
+    def model_info(self, name: str, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=each) for each in self.files[name]])
 
     def download(self, name: str, allow_patterns: Sequence[str], local_files_only: bool, **options: Any) -> str:
         where = self.folder / name
@@ -101,3 +106,25 @@ def test_a_folder_here_has_quantizations_too(tmp_path: Path) -> None:
     assert resolve_model(EngineConfig(model=f"{tmp_path}:q8_0"), OFFLINE) == tmp_path / "m-Q8_0.gguf"
     with pytest.raises(ValueError, match="holds 2 GGUF models .*; give the path of one"):
         resolve_model(EngineConfig(model=tmp_path), OFFLINE)
+
+
+def test_a_file_is_found_offline_where_others_were_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's library refuses a snapshot that lacks files of the repository."""
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise ConnectionError("3 files are missing")
+
+    monkeypatch.setattr("quintet.hub.downloads.download", refuse)
+    snapshot = tmp_path / "models--a--b" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("a" * 40)
+    (snapshot / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    config = EngineConfig(model="a/b:Q8_0", download_dir=str(tmp_path))
+    assert list_files("a/b", None, config, OFFLINE) == ["m-Q8_0.gguf"]
+    assert list_files("a/b", "a" * 40, config, OFFLINE) == ["m-Q8_0.gguf"]
+    for revision in ("v9", "../refs", "b" * 40):
+        with pytest.raises(ConnectionError):
+            list_files("a/b", revision, config, OFFLINE)

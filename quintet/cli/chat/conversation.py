@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.cli.chat.params import changed_params, with_param
+from quintet.cli.chat.saved import read_messages, write_messages
 from quintet.cli.chat.screen import Screen
 from quintet.cli.commands import _engine as engine
 from quintet.common.suggestions import unknown_name_error
@@ -16,12 +18,16 @@ from quintet.parsers.message_builder import MessageBuilder
 if TYPE_CHECKING:
     from quintet.cli.chat.permission import Toolbox
 
-_HELP = """/help            this list
-/reset           forget the conversation, keep the system message
-/system [TEXT]   set the system message and start afresh; without TEXT, remove it
-/exit            leave; so does Ctrl-D
-A line that ends with \\ goes on in the next. Ctrl-C stops an answer, what has come of it stays."""
-_COMMANDS = ("/help", "/reset", "/system", "/exit")
+_HELP = """/help              this list
+/clear             forget the conversation, keep the system message; also /reset
+/retry             answer the last message again
+/system [TEXT]     set the system message and start afresh; without TEXT, remove it
+/set NAME VALUE    set a sampling parameter, such as temperature 0.7; alone, show those that are set
+/save FILE         write the conversation to a file (JSON)
+/load FILE         go on with the conversation of such a file
+/exit              leave; so do /bye and Ctrl-D
+Lines between two \"\"\" are one message, and a line that ends with \\ goes on in the next.
+Ctrl-C stops an answer, what has come of it stays."""
 
 
 class ConversationModel(Protocol):
@@ -76,35 +82,77 @@ class TerminalConversation:
         if text.startswith("/"):
             return self._obey(text)
         if text:
-            self._answer(text)
+            self.answer(text)
         return True
 
     def _obey(self, text: str) -> bool:
         command, _, rest = text.partition(" ")
-        if command == "/exit":
+        if command in ("/exit", "/bye"):
             return False
-        if command == "/help":
-            engine.print_stderr(_HELP)
-        elif command == "/reset":
-            self.begin(self.system)
-        elif command == "/system":
-            self.begin(rest.strip() or None)
-        else:
-            engine.print_stderr(unknown_name_error("command", command, _COMMANDS))
-        if command in ("/reset", "/system") and self.interactive:
-            engine.print_stderr("(a fresh conversation)")
+        commands: dict[str, Callable[[str], str | None]] = {
+            "/help": lambda _: _HELP, "/clear": self._clear, "/reset": self._clear, "/retry": self._retry,
+            "/system": self._set_system, "/set": self._set, "/save": self._save, "/load": self._load,
+        }  # fmt: skip
+        try:
+            if command not in commands:
+                raise ValueError(unknown_name_error("command", command, [*commands, "/exit", "/bye"]))
+            if (shown := commands[command](rest.strip())) is not None:
+                engine.print_stderr(shown)
+        except ValueError as error:
+            engine.print_stderr(str(error))
         return True
 
-    def _answer(self, text: str) -> None:
-        """Has it answered, with calls and their results between. What cannot be answered is taken back, so that the
-        next message can be."""
+    def _clear(self, _: str) -> str | None:
+        self.begin(self.system)
+        return "(a fresh conversation)" if self.interactive else None
+
+    def _set_system(self, text: str) -> str | None:
+        self.begin(text or None)
+        return self._clear("")
+
+    def _retry(self, _: str) -> None:
+        asked = [place for place, each in enumerate(self.messages) if each["role"] == "user"]
+        if not asked:
+            raise ValueError("no message to answer again; type one")
+        before, last = self.messages, self.messages[asked[-1]]
+        self.messages = before[: asked[-1]]
+        if not self.answer(last["content"]):
+            self.messages = before
+
+    def _set(self, words: str) -> str | None:
+        name, _, value = words.removeprefix("parameter ").strip().partition(" ")  # Ollama: /set parameter NAME VALUE
+        if not name:
+            given = changed_params(self.params)
+            return "\n".join(f"{each} {value}" for each, value in given.items()) or "no sampling parameter is set"
+        self.params = with_param(self.params, name.replace("-", "_"), value.strip())
+        return None
+
+    def _save(self, path: str) -> str:
+        if not path:
+            raise ValueError("no file: give one (/save talk.json)")
+        write_messages(path, self.messages)
+        return f"saved {len(self.messages)} messages to {path}"
+
+    def _load(self, path: str) -> str:
+        if not path:
+            raise ValueError("no file: give one (/load talk.json)")
+        self.messages = read_messages(path)
+        first = self.messages[0] if self.messages else {}
+        self.system = str(first["content"]) if first.get("role") == "system" else None
+        return f"loaded {len(self.messages)} messages from {path}"
+
+    def answer(self, text: str) -> bool:
+        """Answers a message, with calls and their results between; False if there is no answer.
+
+        A message without an answer is taken back, so that the next one can be answered.
+        """
         messages = [*self.messages, {"role": "user", "content": text}]
         tools, rounds = self.options.tools, 0
         while (message := self._hear(messages)) is not None:
             messages = [*messages, message]
             if tools is None or not message.get("tool_calls"):
                 self.messages = messages
-                return
+                return True
             results, stopped = tools.run_calls(message)
             messages, rounds = [*messages, *results], rounds + 1
             if stopped and not self.interactive:
@@ -114,7 +162,8 @@ class TerminalConversation:
                 engine.print_stderr(
                     "[stopped]" if stopped else f"[stopped after {rounds} rounds of calls; --max-tool-rounds]"
                 )
-                return
+                return True
+        return False
 
     def _hear(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Streams one answer -> its message; None if there is none."""
@@ -135,7 +184,7 @@ class TerminalConversation:
             screen.show([Content(" [stopped]")])
         except ValueError as error:  # too long, refused by the template, or the server is gone
             self.failed = True
-            engine.print_stderr(f"\nerror: {error}\n(/reset starts afresh)")
+            engine.print_stderr(f"\nerror: {error}\n(/clear starts afresh)")
             return None
         screen.end()
         if self.interactive and not self.quiet:

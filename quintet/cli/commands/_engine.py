@@ -11,6 +11,7 @@ from quintet.clients.token_speed import TokenSpeed as TokenSpeed
 from quintet.common.terminal import print_stderr as print_stderr
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
+from quintet.hub.model_names import is_model_name
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,9 +31,32 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[
     flags.add_arguments(parser, SamplingParams, (*_NO_FLAG, *exclude), "this request", defaults)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The optional MODEL, before other positional arguments."""
+    parser.add_argument("MODEL", nargs="?", help="folder, hub id or GGUF file, instead of --model")
+
+
+def take_model(arguments: argparse.Namespace, words: list[str]) -> list[str]:
+    """Sets arguments.MODEL to the first word, if that names a model; returns the other words.
+
+    With --model all words are texts, and so are those after "--".
+    """
+    arguments.MODEL = None
+    given = "model" in flags.given_settings(arguments, EngineConfig)
+    if given or len(words) == len(arguments.after_dashes) or not is_model_name(words[0]):
+        return words
+    arguments.MODEL = words[0]
+    return words[1:]
+
+
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings that the user gave."""
-    return flags.given_settings(arguments, EngineConfig)
+    """The engine's settings that the user gave, with the model that MODEL names."""
+    settings = flags.given_settings(arguments, EngineConfig)
+    if (model := getattr(arguments, "MODEL", None)) is not None:
+        if settings.get("model", model) != model:
+            raise ValueError(f"two models: {model!r} and --model {settings['model']!r}; give one")
+        settings["model"] = model
+    return settings
 
 
 def config(kwargs: dict[str, Any]) -> EngineConfig:
@@ -43,10 +67,6 @@ def config(kwargs: dict[str, Any]) -> EngineConfig:
 def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     """Loads the model. Wrong settings are refused before anything slow is imported."""
     kwargs = engine_settings(arguments)
-    if (model := getattr(arguments, "MODEL", None)) is not None:
-        if kwargs.get("model", model) != model:
-            raise ValueError(f"two models: {model!r} and --model {kwargs['model']!r}; give one")
-        kwargs["model"] = model
     config(kwargs)
 
     from quintet import LLM
@@ -64,10 +84,11 @@ def sampling_params(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> Samp
     return SamplingParams(**{each.name: getattr(params, each.name) for each in dataclasses.fields(SamplingParams)})
 
 
-def prompt_from_stdin(command: str) -> str:
-    """All of standard input as one prompt."""
+def prompt_from_stdin(command: str, model: str | None = None) -> str:
+    """All of standard input as one prompt. `model`: the word that was taken as the model."""
     if sys.stdin.isatty():
-        raise ValueError(f'no prompt: give one (`quintet {command} "Once upon a time"`), or pipe text in')
+        taken = "" if model is None else f" ({model!r} is the model; `-- {model}` makes it the prompt)"
+        raise ValueError(f'no prompt{taken}: give one (`quintet {command} "Once upon a time"`), or pipe text in')
     text = decode_utf8(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
     if not text:
         raise ValueError("standard input held no prompt")

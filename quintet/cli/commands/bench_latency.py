@@ -33,6 +33,7 @@ class LatencyLoad:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine.add_model_argument(parser)
     flags.add_arguments(parser, LatencyLoad)
     engine.add_arguments(parser)
 

@@ -6,101 +6,23 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.commands import _engine as engine
+from quintet.cli.commands._serve_load import NUM_PROMPTS, ServeLoad, rate
 from quintet.cli.tables import table
 from quintet.clients import server_address as target
-from quintet.common.value_parsers import boolean, count, integer, json_object, one_of, optional, text
-from quintet.config import option
+from quintet.common.value_parsers import one_of
 from quintet.config.schema import flags
 
 if TYPE_CHECKING:
     from quintet.clients.http_client import HttpClient
     from quintet.clients.latency import LoadResult, RequestOutcome
-    from quintet.clients.load_generator import LoadRequest, Sender
+    from quintet.clients.load_generator import LoadRequest, RandomPrompts, Sender
+    from quintet.clients.remote_engine import RemoteEngine
     from quintet.clients.request_traces import TraceEntry
 
-_NUM_PROMPTS = 100
 _GOODPUT = ("ttft", "tpot", "e2el")
-_OUTPUT_LEN = 128
-
-
-def rate(value: Any) -> float:
-    """A number over 0."""
-    try:
-        found = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = float("nan")
-    if not found > 0:
-        raise ValueError(f"must be requests per second, over 0, or inf, not {value!r}")
-    return found
-
-
-def _load(default: Any, parse: Any, help: str, **more: Any) -> Any:
-    return option(default, parse, help, group="load", **more)
-
-
-@dataclass(frozen=True)
-class ServeLoad:
-    """Requests that are sent, and their rate. vLLM's names where the meaning is the same."""
-
-    model: str | None = _load(
-        None, optional(text), "which of the server's models; its first if not given", flags=("-m",)
-    )
-    endpoint: str | None = _load(
-        None, optional(one_of("completions", "chat", **{"/v1/completions": "completions",
-                                                        "/v1/chat/completions": "chat"})),
-        "completions, or chat; completions if not given and the dataset holds no messages",
-        choices=("completions", "chat"),
-    )  # fmt: skip
-    request_rate: float = _load(
-        math.inf, rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
-    )
-    max_concurrency: int | None = _load(None, optional(count()), "most requests at once; others wait untimed")
-    num_prompts: int | None = _load(
-        None, optional(count()), f"requests; {_NUM_PROMPTS} if not given, or the whole dataset"
-    )
-    warmup: int = _load(
-        1, count(0), "requests before them that are not timed; the first must succeed", aliases=("num_warmups",)
-    )
-    input_len: int = _load(128, count(), "tokens of each random prompt", aliases=("random_input_len",))
-    output_len: int = _load(_OUTPUT_LEN, count(), "most tokens of each output", aliases=("random_output_len",))
-    ignore_eos: bool = _load(False, boolean, "go on after the end-of-text token: outputs are as long as they may be")
-    prompts: str = _load(
-        "ids",
-        one_of("ids", "text"),
-        "random prompts are token ids or words; a chat's are words",
-        choices=("ids", "text"),
-    )
-    vocab_size: int = _load(1000, count(), "token ids are drawn from those below this")
-    dataset: str | None = _load(
-        None, optional(text), 'prompts from a file with a line for each: {"prompt": ..., "output_len": ...} or '
-        '{"messages": [...]}', aliases=("dataset_path",), metavar="FILE",
-    )  # fmt: skip
-    trace: str | None = _load(
-        None, optional(text), "requests from a file with a line for each, such as {\"arrival\": 0.5, \"input_length\": "
-        "600, \"output_length\": 80}, sent at their times as token ids; outputs are as long as it says", metavar="FILE",
-    )  # fmt: skip
-    trace_speed: float = _load(1.0, rate, "send a trace so many times as fast", metavar="X")
-    save_trace: str | None = _load(
-        None, optional(text), "write what was sent as such a trace, for `quintet bench simulate`", metavar="FILE"
-    )
-    extra_body: dict[str, Any] | None = _load(
-        None, optional(json_object), 'fields for every request, such as {"temperature": 0.7}'
-    )
-    seed: int = _load(0, integer, "of random prompts and arrivals")
-    profile: bool = _load(
-        False,
-        boolean,
-        "have the server trace the timed requests (it must run with --profiler-config); they take longer",
-    )
-    timeout: int = _load(600, count(), "seconds of silence that end a request", metavar="SECONDS")
-    output_json: str | None = _load(
-        None, optional(text), "write the figures to this file too", flags=("--json",), metavar="FILE"
-    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,21 +47,23 @@ def limit_of(word: str) -> tuple[str, float]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a table of figures. 1 if any request failed: the figures are then of the others alone."""
-    server, load = target.target(arguments), flags.from_arguments(arguments, ServeLoad)
+    load = flags.from_arguments(arguments, ServeLoad)
+    server = target.target(arguments, load.host, load.port)
 
     from quintet.clients.http_client import run as run_loop
     from quintet.clients.remote_engine import RemoteEngine
 
-    model = RemoteEngine(server, load.model).model
+    remote = RemoteEngine(server, load.model)
+    model = remote.model
     _check(load, arguments)
-    warmup, calls, endpoint = _calls(load, model)
+    warmup, calls, endpoint = _calls(load, remote)
     _open_files(len(calls))
     seen = run_loop(_measure(server, load, endpoint, (warmup, calls)))
     if load.save_trace:
         _save_trace(load.save_trace, seen)
     figures = {**_describe_run(server, load, model, endpoint), **seen.figures(dict(arguments.goodput))}
-    if load.output_json:
-        Path(load.output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    for file in load.result_files(model, time.strftime("%Y%m%d-%H%M%S")):
+        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     _print(figures)
     for kind, message in {each.failure.kind: str(each.failure) for each in seen.outcomes if each.failure}.items():
         engine.print_stderr(f"{figures['failures'][kind]} failed ({kind}), one of them: {message}")
@@ -148,7 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(load: ServeLoad, arguments: argparse.Namespace) -> None:
     """ValueError where flags say what a trace says, or belong to one."""
-    settled = ("dataset", "request_rate", "input_len", "output_len", "ignore_eos", "prompts", "max_concurrency")
+    settled = (
+        "dataset",
+        "dataset_name",
+        "request_rate",
+        "input_len",
+        "output_len",
+        "ignore_eos",
+        "prompts",
+        "max_concurrency",
+    )
     beside = [name for name in settled if f"{ServeLoad.__name__}.{name}" in vars(arguments)]
     if load.trace is not None and beside:
         raise ValueError(f"{beside[0]} is settled by trace, which says what is sent when; leave one of them out")
@@ -167,7 +100,7 @@ def _save_trace(file: str, seen: "LoadResult") -> None:
 
 
 def _traced_calls(load: ServeLoad, model: str) -> "tuple[list[LoadRequest], list[LoadRequest], str]":
-    from quintet.clients.load_generator import RandomPrompts, RequestSource
+    from quintet.clients.load_generator import RequestSource
 
     source = RequestSource(model, "completions", True, load.extra_body)
     calls = [
@@ -178,8 +111,14 @@ def _traced_calls(load: ServeLoad, model: str) -> "tuple[list[LoadRequest], list
         )
         for number, each in enumerate(_entries(load))
     ]
-    warm = RandomPrompts(load.input_len, load.output_len, load.vocab_size, False, load.seed)
-    return warm.make_requests(source, load.warmup), calls, "completions"
+    return _random_prompts(load, False).make_requests(source, load.warmup), calls, "completions"
+
+
+def _random_prompts(load: ServeLoad, text: bool) -> "RandomPrompts":
+    from quintet.clients.load_generator import RandomPrompts
+
+    lengths = (load.random_range_ratio, load.random_prefix_len)
+    return RandomPrompts(load.input_len, load.max_tokens, load.vocab_size, text, load.seed, *lengths)
 
 
 def _entries(load: ServeLoad) -> "list[TraceEntry]":
@@ -189,28 +128,32 @@ def _entries(load: ServeLoad) -> "list[TraceEntry]":
     return speed_up(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
 
 
-def _calls(load: ServeLoad, model: str) -> "tuple[list[LoadRequest], list[LoadRequest], str]":
+def _calls(load: ServeLoad, remote: "RemoteEngine") -> "tuple[list[LoadRequest], list[LoadRequest], str]":
     """Warm-up requests, timed requests and the endpoint."""
-    from quintet.clients.load_generator import RandomPrompts, RequestSource, dataset_requests, read_dataset
+    from quintet.clients.load_datasets import dataset_requests, read_dataset, read_sharegpt
+    from quintet.clients.load_generator import RequestSource
 
     if load.trace is not None:
-        return _traced_calls(load, model)
+        return _traced_calls(load, remote.model)
     if load.dataset is None:
-        source = RequestSource(model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
-        drawn = RandomPrompts(load.input_len, load.output_len, load.vocab_size, load.prompts == "text", load.seed)
-        calls = drawn.make_requests(source, load.warmup + (load.num_prompts or _NUM_PROMPTS))
+        source = RequestSource(remote.model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
+        drawn = _random_prompts(load, load.prompts == "text")
+        calls = drawn.make_requests(source, load.warmup + (load.num_prompts or NUM_PROMPTS))
         return calls[: load.warmup], calls[load.warmup :], source.endpoint
-    entries = read_dataset(load.dataset)
+    if load.dataset_name == "sharegpt":
+        wanted = load.num_prompts or NUM_PROMPTS
+        entries = read_sharegpt(load.dataset, remote.count_tokens, wanted, load.output_len, load.seed)
+    else:
+        entries = read_dataset(load.dataset)
     if (load.num_prompts or 0) > len(entries):
         raise ValueError(
             f"--num-prompts {load.num_prompts}, but {load.dataset} holds {len(entries)}: a prompt that is sent again "
             "would be answered from the server's prefix cache; ask for fewer"
         )
     endpoint = load.endpoint or ("chat" if any("messages" in entry for entry in entries) else "completions")
-    source = RequestSource(model, endpoint, load.ignore_eos, load.extra_body)
-    calls = dataset_requests(entries[: load.num_prompts], source, load.output_len)
-    words = RandomPrompts(load.input_len, load.output_len, load.vocab_size, True, load.seed)
-    return words.make_requests(source, load.warmup), calls, endpoint
+    source = RequestSource(remote.model, endpoint, load.ignore_eos, load.extra_body)
+    calls = dataset_requests(entries[: load.num_prompts], source, load.max_tokens)
+    return _random_prompts(load, True).make_requests(source, load.warmup), calls, endpoint
 
 
 def _open_files(num_connections: int) -> None:
@@ -245,10 +188,12 @@ async def _measure(
         await _warm_up(sender, warmup, load.max_concurrency)
         if load.profile:
             await _trace(connections, server, "/start_profile")
-        times = arrival_times(len(timed), load.request_rate, load.seed)
+        times = arrival_times(len(timed), load.request_rate, load.seed, load.burstiness)
         if load.trace is not None:
             times = iter([each.arrival for each in _entries(load)])
-        with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
+        with tqdm(
+            total=len(timed), disable=load.disable_tqdm or not sys.stderr.isatty(), unit=" requests", mininterval=1.0
+        ) as bar:
             started, busy = time.perf_counter(), time.process_time()
             outcomes = await sender.send_all(timed, times, load.max_concurrency, bar.update)
             seen = LoadResult(outcomes, _last_token_time(outcomes) - started, time.process_time() - busy)

@@ -22,6 +22,7 @@ class ThroughputLoad:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine.add_model_argument(parser)
     flags.add_arguments(parser, ThroughputLoad)
     engine.add_arguments(parser)
 

@@ -9,16 +9,22 @@ from typing import Any
 
 from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
 from quintet.cli.commands import _engine as engine
+from quintet.cli.commands import generate
 from quintet.clients import server_address as target
 from quintet.config.schema import flags
 from quintet.sampling_params import SamplingParams
 
-_PROMPT = "> "
+_PROMPT, _QUOTES = "> ", '"""'
 _PARSERS = ("tool_call_parser", "reasoning_parser")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("MODEL", nargs="?", help="folder, hub id or GGUF file, instead of --model")
+    engine.add_model_argument(parser)
+    add_conversation_arguments(parser)
+
+
+def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a conversation, with its model or server."""
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="the system message")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
@@ -49,13 +55,12 @@ def _add_tool_arguments(group: Any) -> None:
     group.add_argument("--reasoning-parser", metavar="NAME", help="how it writes thoughts, if it is not found")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Reads messages until the input ends."""
+def run(arguments: argparse.Namespace, prompt: str | None = None) -> int:
+    """Reads messages until the input ends; answers the prompt alone if there is one."""
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": None, **wanted})  # refuses before the model is loaded
     server = target.target(arguments)
-    if server.is_given and arguments.MODEL is not None:
-        raise ValueError(f"{arguments.MODEL!r}: the server has its own model; leave it out")
+    arguments.prompt = prompt
     return _remote(server, wanted, arguments) if server.is_given else _local(wanted, arguments)
 
 
@@ -64,10 +69,15 @@ def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     extras.template |= _parsers(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
+        if arguments.prompt is not None and not llm.get_tokenizer().chat_template and not arguments.system:
+            engine.print_stderr("the model has no chat template: the prompt is continued as text")
+            arguments.chat = False
+            params = engine.sampling_params(llm, wanted, max_tokens=generate.MAX_TOKENS)
+            return generate.stream_one(llm, arguments.prompt, params, arguments)
         talk = TerminalConversation(
             llm, engine.sampling_params(llm, wanted, max_tokens=None), arguments.quiet, extras=extras
         )
-        return _run_conversation(talk, llm.config.model, arguments.system)
+        return _run_conversation(talk, llm.config.model, arguments)
     finally:
         llm.close()
 
@@ -93,7 +103,7 @@ def _remote(server: target.ServerTarget, wanted: dict[str, Any], arguments: argp
 
     remote = RemoteEngine(server, engine.engine_settings(arguments).get("model"))
     talk = TerminalConversation(remote, wanted, arguments.quiet, ServerSpeed, _conversation_options(arguments))
-    return _run_conversation(talk, f"{remote.model} at {server.display_name}", arguments.system)
+    return _run_conversation(talk, f"{remote.model} at {server.display_name}", arguments)
 
 
 def _conversation_options(arguments: argparse.Namespace) -> ConversationOptions:
@@ -128,8 +138,12 @@ def _ask_user(question: str) -> str:
         return "no"
 
 
-def _run_conversation(talk: TerminalConversation, name: str, system: str | None) -> int:
-    talk.begin(system)
+def _run_conversation(talk: TerminalConversation, name: str, arguments: argparse.Namespace) -> int:
+    talk.begin(arguments.system)
+    if arguments.prompt is not None:
+        talk.interactive = False
+        talk.answer(arguments.prompt)
+        return 1 if talk.failed else 0
     if talk.interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
@@ -141,25 +155,36 @@ def _run_conversation(talk: TerminalConversation, name: str, system: str | None)
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """Yields what the user types, line by line. Ctrl-C at the prompt clears the line."""
-    held = ""
+    """Yields messages: lines, joined where one ends with a backslash or stands between two \"\"\".
+
+    Ctrl-C at the prompt clears what was typed.
+    """
+    parts: list[str] = []
+    quoted = False
     while True:
         try:
-            line = input(("... " if held else _PROMPT) if interactive else "")
+            line = input(("... " if parts or quoted else _PROMPT) if interactive else "")
         except EOFError:
-            if held:
-                yield held
+            if parts:
+                yield "\n".join(parts)
             if interactive:
                 engine.print_stderr("")
             return
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            held = ""
+            parts, quoted = [], False
             engine.print_stderr("\n(/exit or Ctrl-D leaves)")
             continue
-        if line.endswith("\\"):
-            held += line[:-1] + "\n"
-            continue
-        yield held + line
-        held = ""
+        if not quoted and not parts and line.lstrip().startswith(_QUOTES):
+            quoted, line = True, line.lstrip().removeprefix(_QUOTES)
+        more = line.endswith("\\")
+        if quoted:
+            quoted = more = not line.rstrip().endswith(_QUOTES)
+            line = line if more else line.rstrip().removesuffix(_QUOTES)
+        elif more:
+            line = line[:-1]
+        parts.append(line)
+        if not more:
+            yield "\n".join(parts)
+            parts = []

@@ -25,7 +25,10 @@ _WHOLE = -1  # texts that are too long are cut, as libraries of embeddings do, a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("TEXT", nargs="*", default=[], help="what becomes vectors; --input, or standard input, if none")
+    parser.add_argument(
+        "TEXT", metavar="[MODEL] TEXT", nargs="*", default=[],
+        help="what becomes vectors; --input, or standard input, if none. A first word that names a model is the model",
+    )  # fmt: skip
     group = parser.add_argument_group("input and output")
     group.add_argument(
         "--input", "-i", metavar="FILE", help="a text on each line; .jsonl: strings, or objects (-: stdin)"
@@ -43,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the vectors in the order of the texts."""
     params = PoolingParams(**{"truncate_prompt_tokens": _WHOLE, **flags.given_settings(arguments, PoolingParams)})
+    arguments.TEXT = engine.take_model(arguments, arguments.TEXT)
     lines = _lines(arguments)
     _texts.need_file(arguments.input)
     llm = _texts.open_model(arguments)

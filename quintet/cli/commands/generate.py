@@ -16,38 +16,43 @@ if TYPE_CHECKING:
     from quintet import LLM, RequestOutput
     from quintet.outputs import LogprobsAt
 
-_MAX_TOKENS = 256  # a base model may never end by itself
+MAX_TOKENS = 256  # a base model may never end by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("PROMPT", nargs="*", default=[], help="text to continue; standard input if there is none")
+    parser.add_argument(
+        "PROMPT", metavar="[MODEL] PROMPT", nargs="*", default=[],
+        help="text to continue; standard input if there is none. A first word that names a model (a file, a folder, "
+        "OWNER/NAME, OWNER/NAME:QUANTIZATION, bundled) is the model; with --model, or after --, all are prompts",
+    )  # fmt: skip
     group = parser.add_argument_group("input and output")
     group.add_argument("--chat", action="store_true", help="send each prompt as a user's message, in the chat template")
     group.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
     group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
-    engine.add_sampling_arguments(parser, max_tokens=_MAX_TOKENS)
+    engine.add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     engine.add_arguments(parser, exclude=("seed",))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
+    arguments.PROMPT = engine.take_model(arguments, arguments.PROMPT)
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
-    SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
+    SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
-        params = engine.sampling_params(llm, wanted, max_tokens=_MAX_TOKENS)
+        params = engine.sampling_params(llm, wanted, max_tokens=MAX_TOKENS)
         one = len(prompts) == 1 and params.n == 1 and params.num_logprobs is None and not arguments.json
-        return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
+        return stream_one(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
     if arguments.prompts_file is None:
-        return arguments.PROMPT or [engine.prompt_from_stdin("generate")]
+        return arguments.PROMPT or [engine.prompt_from_stdin("generate", arguments.MODEL)]
     if arguments.PROMPT:
         raise ValueError(f"--prompts-file is given and the prompt {arguments.PROMPT[0][:40]!r}, too; give one of them")
     return engine.prompts_of(arguments.prompts_file)
@@ -58,7 +63,8 @@ def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _stream(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
+def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
+    """Prints one output as it comes, as text after the prompt or as an answer in a chat."""
     speed, failed = engine.TokenSpeed(), None
     if arguments.chat or arguments.system:
         outputs = llm.stream_chat(_messages(prompt, arguments), params)

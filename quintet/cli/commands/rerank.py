@@ -14,6 +14,7 @@ from quintet.pooling_params import PoolingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine.add_model_argument(parser)
     parser.add_argument("QUERY", help="what is looked for")
     parser.add_argument("FILE", help="documents: one on each line; .jsonl: strings, or objects; -: standard input")
     group = parser.add_argument_group("input and output")

@@ -37,6 +37,7 @@ class BatchPace:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    engine.add_model_argument(parser)
     group = parser.add_argument_group("batch")
     group.add_argument("--input-file", "-i", required=True, metavar="FILE|URL", help="requests, a JSON object per line")
     group.add_argument("--output-file", "-o", required=True, metavar="FILE|URL", help="answers, in the same order")

@@ -8,10 +8,11 @@ from typing import Any
 from quintet.cli.commands import _engine as engine
 from quintet.cli.config_file import read_config_file
 from quintet.common.logging_setup import install_server_log
-from quintet.config import EngineConfig, read_environment
+from quintet.config import BUNDLED, EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.config.schema.typed_flags import strings_in
+from quintet.hub.model_names import is_model_name
 from quintet.server.config import ServerConfig
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
@@ -77,11 +78,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     server_names = {each.name for each in dataclasses.fields(ServerConfig)}
     server = {name: file.pop(name) for name in list(file) if name in server_names}
     server.update(flags.given_settings(arguments, ServerConfig))
+    if arguments.MODEL is None and "model" not in {**file, **engine.engine_settings(arguments)}:
+        arguments.MODEL = _model_after_names(arguments, server)
     loaded: dict[str, Any] = {**file, **engine.engine_settings(arguments)}
-    if arguments.MODEL is not None:
-        if "model" in flags.given_settings(arguments, EngineConfig):
-            raise ValueError("the model is given twice, as MODEL and with --model; give it once")
-        loaded["model"] = arguments.MODEL
     environment = read_environment()
     if environment.api_key is not None:
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
@@ -94,6 +93,20 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
         if server.get(name) is None:
             server[name] = getattr(config.structured_outputs_config, name)
     return ServerConfig(**server), config
+
+
+def _model_after_names(arguments: argparse.Namespace, server: dict[str, Any]) -> str | None:
+    """Takes the model of `--served-model-name NAME MODEL` out of the names; None if each flag has one name."""
+    names = list(flags.given_settings(arguments, ServerConfig).get("served_model_name", ()))
+    if len(names) <= sum(word.split("=")[0] == "--served-model-name" for word in arguments.words):
+        return None
+    if not is_model_name(names[-1]):
+        raise ValueError(
+            f"--served-model-name takes {' and '.join(map(repr, names))} as names, and no model is left; give the "
+            f"model first: `quintet serve {BUNDLED} --served-model-name {' '.join(names)}`"
+        )
+    server["served_model_name"] = names[:-1]
+    return str(names[-1])
 
 
 def _with_file_keys(wording: NameTranslation, spelled: dict[str, Spelling], file: dict[str, Any]) -> NameTranslation:

@@ -32,6 +32,9 @@ class Environment:
     )  # fmt: skip
     hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
     hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, boolean, "use downloaded models alone, ask no network")
+    model_folders: str | None = _variable(
+        "QUINTET_MODEL_FOLDERS", None, text, "folders of GGUF files for `quintet list` and `quintet rm`, with : between"
+    )
     use_modelscope: bool = _variable(
         "QUINTET_USE_MODELSCOPE", False, boolean, "download models from ModelScope instead of the Hugging Face hub"
     )

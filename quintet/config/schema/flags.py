@@ -11,9 +11,10 @@ from dataclasses import MISSING, Field, dataclass
 from typing import Any, NoReturn, TypeVar
 
 from quintet.common.suggestions import nearest_name
-from quintet.common.value_parsers import integer
+from quintet.common.value_parsers import boolean, integer
 from quintet.config import flatten_nested, setting_fields, unflatten_nested, unsupported_reason
 from quintet.config.schema.error_names import NameTranslation
+from quintet.config.schema.help import CommandHelp, HelpFormatter, topic_of
 from quintet.config.schema.typed_flags import find_typed_flags, name_translation
 from quintet.config.schema.unsupported import FLAGS
 
@@ -25,28 +26,37 @@ Group = argparse._ArgumentGroup
 class Parser(argparse.ArgumentParser):
     """No abbreviations; `--max_tokens` is `--max-tokens`; an unknown flag is an error that names the nearest."""
 
-    def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", _Help)
+    def __init__(self, common: Sequence[str] = (), **options: Any) -> None:
+        """`common`: the flags that --help shows; if empty, all."""
+        options.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self.common = common
         self.typed_flags: dict[str, str] = {}  # destination -> flag
         self._own_usage = options.get("usage") is None
 
     def format_help(self) -> str:
-        """Positionals alone: fifty flags in a usage line are no help."""
+        """Usage with positionals alone: fifty flags in a usage line are no help."""
         if self._own_usage:
-            names = [
-                f"[{each.metavar or each.dest}{' ...' * (each.nargs == '*')}]"
-                for each in self._positionals._group_actions
-                if not each.option_strings
-            ]
+            names = [_usage_name(each) for each in self._positionals._group_actions if not each.option_strings]
             self.usage = " ".join(["%(prog)s", *names, "[--flags]"])
         return super().format_help()
+
+    def _print_topic(self, topic: str) -> NoReturn:
+        self.format_help()  # settles the usage
+        try:
+            text = CommandHelp(self, self.common).text(topic)
+        except ValueError as error:
+            self.error(str(error))
+        print(text, end="")
+        raise SystemExit(0)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
         words = normalize_argv(argv)
         self.typed_flags = find_typed_flags(self._option_string_actions, argv, words)
         end = words.index("--") if "--" in words else len(words)
+        if (topic := topic_of(words[:end])) is not None:
+            self._print_topic(topic)
         if foreign := [word for word in words[:end] if word in FLAGS and word not in self._option_string_actions]:
             self.error("\n".join(_unknown_flag_error(flag, ()) for flag in foreign))
         namespace, extra = self.parse_known_intermixed_args(words[:end])
@@ -56,7 +66,8 @@ class Parser(argparse.ArgumentParser):
             self.error("\n".join(_unknown_flag_error(flag, known) for flag in flags))
         for word in extra + words[end + 1 :]:
             self._place(namespace, word)
-        namespace.typed, namespace.wording = self.typed_flags, self.name_translation(namespace)
+        namespace.words, namespace.after_dashes, namespace.typed = words[:end], words[end + 1 :], self.typed_flags
+        namespace.wording = self.name_translation(namespace)
         return namespace
 
     def name_translation(self, given: argparse.Namespace | None = None) -> NameTranslation:
@@ -87,17 +98,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-class _Help(argparse.HelpFormatter):
-    """Flags on the left, what they do on the right."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Both spellings of a switch as one word."""
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return ", ".join(flag.replace("--", "--[no-]", 1) for flag in action.option_strings if "--no-" not in flag)
-        return super()._format_action_invocation(action)
+def _usage_name(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    if action.nargs is None:
+        return name
+    return f"[{name} ...]" if action.nargs == "*" else f"[{name}]"
 
 
 # vLLM's short ways to the entries of a configuration
@@ -172,6 +177,11 @@ def add_arguments(
 
 def _fields(cls: type) -> list[Field[Any]]:
     return [each for each in setting_fields(cls) if each.init and each.metadata.get("cli", True)]
+
+
+def names_of(cls: type) -> list[str]:
+    """Returns the fields that have flags."""
+    return [each.name for each in _fields(cls)]
 
 
 def flags_of(each: Field[Any]) -> list[str]:
@@ -280,6 +290,17 @@ def _members(hint: Any) -> tuple[Any, ...]:
     hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if union else (hint,)
+
+
+def read_setting(cls: type, name: str, word: str) -> Any:
+    """Returns the value that a word has for a field, read as its flag reads it. ValueError says what was wanted."""
+    each = next(each for each in _fields(cls) if each.name == name)
+    shape = _argument_type(typing.get_type_hints(cls)[name])
+    try:
+        value = boolean(word) if shape.truth else _checked(each, shape)(word)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"{name} {error}") from None
+    return [value] if shape.many else value
 
 
 def _number(word: str) -> float:

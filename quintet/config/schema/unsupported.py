@@ -16,7 +16,7 @@ _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
-_DRAWS = "use --{0} of `quintet generate` and `quintet chat`, or the field {1} of a request"
+_DRAWS = "use --{0} of `quintet generate` and `quintet chat`; over HTTP it is a field of the request"
 _LAYERS = "the whole model runs on one platform; use device"
 UNSUPPORTED: Mapping[str, str] = {
     "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
@@ -145,6 +145,7 @@ def unsupported_reason(name: str) -> str | None:
 
 # of the command line, where the name of a setting is another's
 FLAGS: Mapping[str, str] = {
+    # llama.cpp
     **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "use --max-model-len"),
     **dict.fromkeys(("-ngl", "--ngl", "--gpu-layers"), _LAYERS),
     **dict.fromkeys(
@@ -154,34 +155,73 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(
         ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "give OWNER/REPOSITORY:QUANTIZATION as the model"
     ),
-    "-m": "use --model",
-    "--temp": _DRAWS.format("temperature", "temperature"),
-    "--repeat-penalty": _DRAWS.format("repetition-penalty", "repetition_penalty"),
-    **dict.fromkeys(("--predict", "--n-predict"), _DRAWS.format("max-tokens", "max_tokens")),
+    "-m": "give the model as the first argument, or use --model",
+    **dict.fromkeys(("-p", "--prompt"), "give the prompt as an argument: `quintet generate MODEL PROMPT`"),
+    **dict.fromkeys(("-f", "--file"), "use --prompts-file of `quintet generate`, or pipe the text in"),
+    **dict.fromkeys(("-i", "--interactive", "-cnv", "--conversation"), "`quintet chat MODEL` is a conversation"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "use --system"),
+    "--temp": _DRAWS.format("temperature"),
+    "--repeat-penalty": _DRAWS.format("repetition-penalty"),
+    **dict.fromkeys(("-n", "--predict", "--n-predict"), _DRAWS.format("max-tokens")),
+    "-s": _DRAWS.format("seed"),
+    **dict.fromkeys(
+        ("--grammar", "--grammar-file", "-j", "--json-schema"),
+        "use --structured-outputs of `quintet generate`, or the field structured_outputs of a request",
+    ),
     "--jinja": "the model's chat template is always used; leave it out",
+    "--chat-template-file": "use --chat-template, which takes a file",
     **dict.fromkeys(("-fa", "--flash-attn"), "the platform chooses; leave it out, or use --attention-backend"),
     **dict.fromkeys(("--mmap", "--no-mmap", "--mlock"), "files are mapped where that helps; leave it out"),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "use --max-num-batched-tokens"),
     **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "use --kv-cache-dtype"),
     **dict.fromkeys(("-md", "--model-draft"), "no second model guesses yet; use --speculative-config.method ngram"),
+    **dict.fromkeys(("--embedding", "--embeddings", "--reranking"), "such a model is known by its files; leave it out"),
+    **dict.fromkeys(("--lora", "--lora-scaled"), _NO_ADAPTERS),
+    **dict.fromkeys(("--mmproj", "-mm"), _NO_MEDIA),
+    **dict.fromkeys(("-cb", "--cont-batching"), "requests always share steps; leave it out"),
+    **dict.fromkeys(
+        ("--metrics", "--slots", "--props"), "GET /metrics and GET /v1/models are always there; leave it out"
+    ),
+    "--no-webui": "use --no-playground",
     "--alias": "use --served-model-name",
+    # Ollama
     "--keep-alive": "a model stays loaded while its server runs; leave it out",
+    "--verbose": "figures are shown unless --quiet is given; QUINTET_LOG_LEVEL=DEBUG logs more",
+    "--nowordwrap": "text is not wrapped; leave it out",
+    **dict.fromkeys(
+        ("--think", "--hidethinking"), "use --chat-template-kwargs '{\"enable_thinking\": false}', or --quiet"
+    ),
+    # vLLM
     **dict.fromkeys(
         ("--disable-log-requests", "--enable-log-requests", "--max-log-len"),
         "texts of requests are never logged; leave it out",
     ),
+    **dict.fromkeys(("--use-v2-block-manager", "--num-lookahead-slots"), "there is one block manager; leave it out"),
+    **dict.fromkeys(("--worker-use-ray", "--engine-use-ray"), "use --distributed-executor-backend ray"),
+    "--multi-step-stream-outputs": "one step is scheduled at a time; leave it out",
+    "--disable-frontend-multiprocessing": "the engine has a process of its own; leave it out",
+    "--disable-async-output-proc": "the platform chooses; leave it out",
+    # vLLM's benchmark
+    **dict.fromkeys(
+        ("--percentile-metrics", "--metric-percentiles"), "all metrics are shown with p50 to p99; leave it out"
+    ),
+    "--ready-check-timeout-sec": "the first warm-up request is the check; leave it out",
+    "--temperature": "it is a field of a request; `quintet bench serve` sends --extra-body '{\"temperature\": 0.7}'",
 }
 
 COMMANDS: Mapping[str, str] = {
-    "run": "`quintet chat MODEL` talks with a model, `quintet generate --model MODEL TEXT` completes a text",
-    "pull": "a model of the hub is downloaded at its first use: `quintet generate --model OWNER/NAME TEXT`",
-    **dict.fromkeys(("list", "ls"), "`hf cache ls` lists downloaded models; others are where their folders are"),
-    "show": "`quintet explain MODEL` shows how a model would run",
     "ps": "each server runs one model and is a process of its own; GET /v1/models names it",
     "stop": "Ctrl-C or SIGTERM ends a server",
-    "rm": "delete the folder, or use `hf cache rm` for models of the hub",
     "create": "give --chat-template and the request's fields; there are no files of settings for a model",
-    "server": "it is `quintet serve`",
+    "cp": "copy the file; --served-model-name gives a model several names",
+    "push": "`hf upload OWNER/NAME FOLDER` publishes a model on the hub",
+    **dict.fromkeys(("server", "llama-server"), "it is `quintet serve`"),
+    **dict.fromkeys(("cli", "llama-cli"), "it is `quintet chat` and `quintet generate`"),
+    "llama-bench": "it is `quintet bench latency` and `quintet bench throughput`",
+    "llama-quantize": "it is `quintet quantize`",
+    **dict.fromkeys(
+        ("download", "search"), "`quintet pull MODEL` downloads a model; https://huggingface.co/models has a list"
+    ),
 }
 
 # of LLM and AsyncLLM

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
+from quintet.hub.model_names import served_name
 from quintet.io_processors import Processors
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
@@ -55,8 +56,8 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of the model in requests; answers show the first."""
-        return self.settings.served_model_name or (self.backend.model_info.model,)
+        """Names of the model that are listed; answers show the first."""
+        return self.settings.served_model_name or (served_name(self.backend.model_info.model),)
 
     @property
     def parsers(self) -> Parsers:
@@ -100,8 +101,9 @@ class AppState:
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for a model that is not served; no name is the one there is."""
-        if name is not None and name not in self.model_names:
+        """Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path."""
+        path = self.backend.model_info.model if not self.settings.served_model_name else None
+        if name is not None and name != path and name not in self.model_names:
             there = ", ".join(self.model_names)
             raise ApiError(
                 404, f"the model {name[:200]!r} is not here; this server has {there}", param="model",

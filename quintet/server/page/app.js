@@ -19,7 +19,7 @@ const WIDE = matchMedia("(min-width: 900px)"); // as in style.css
 const text = byId("text");
 
 const settings = new Settings(() => chat.redraw());
-const picker = new ModelPicker(() => gauge.update());
+const picker = new ModelPicker(named);
 const store = new Store(changed);
 const shown = () => gauge.update();
 const chat = new Chat(settings, picker, store, { busy, refused, back, failed, draft, unkept, shown });
@@ -123,12 +123,18 @@ function refused(error) {
   byId("key").focus();
 }
 
+/** Shows what depends on the chosen model. */
+function named() {
+  gauge.update();
+  document.title = [picker.name, "quintet"].filter(Boolean).join(" · ");
+}
+
 async function loadModels() {
   if (asking) return;
   asking = true;
   try {
     await picker.load();
-    gauge.update();
+    named();
     await loadServed();
   } catch (error) {
     refused(error);

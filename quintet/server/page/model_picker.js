@@ -23,6 +23,11 @@ export class ModelPicker {
     return this.#field.value;
   }
 
+  /** The chosen model's name without folders; "" while there is none. */
+  get name() {
+    return shortName(this.model);
+  }
+
   get isEmpty() {
     return this.#entries.size === 0;
   }

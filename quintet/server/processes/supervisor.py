@@ -139,7 +139,9 @@ class Supervisor:
                 self._api.stop(self._signal)
             if not ready and self._api.is_serving and remote.unavailable_reason() is None:
                 ready = True
-                logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
+                page = self._settings.playground and not self._settings.uds
+                names = ", ".join(self._api.service.model_names) + (f", page at {self._where()}/, API" if page else "")
+                logger.info("ready: %s at %s", names, self._where())
             if remote.death_reason is not None:
                 return self._fail(remote.death_reason)
             hung = remote.hung_reason(self._settings.engine_timeout)

@@ -36,14 +36,14 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
         (["serve", "--disable-log-requests"], "there is no --disable-log-requests: texts of requests are never logged"),
         (["serve", "--max-log-len", "3"], "there is no --max-log-len: texts of requests are never logged"),
         (["chat", "-hf", "a/b"], "there is no -hf: give OWNER/REPOSITORY:QUANTIZATION as the model"),
-        (["run", "qwen3"], "there is no command 'run': `quintet chat MODEL` talks"),
-        (["pull", "qwen3"], "there is no command 'pull': a model of the hub is downloaded at its first use"),
-        (["ls"], "there is no command 'ls'"),
         (["ps"], "there is no command 'ps'"),
         (["chat", "/no/such/model.gguf"], "no file '/no/such/model.gguf' here; check the path"),
         (["chat", "./no/such/model.gguf"], "no file './no/such/model.gguf' here; check the path"),
         (["chat", "a", "--model", "b"], "two models: 'a' and --model 'b'; give one"),
         (["serve", "qwen3:0.6b"], "names of Ollama's library are not known; give OWNER/REPOSITORY:QUANTIZATION"),
+        (["pull", "hf.co/a/b-GGUF:Q8_0"], "is an address of the hub; give its model alone: 'a/b-GGUF"),
+        (["generate", "https://huggingface.co/a/b", "Hi"], "is an address of the hub; give its model alone: 'a/b'"),
+        (["pull", ":Q4_0"], "no folder ':Q4_0' here, and it is no hub id"),
         (["generate", "--model", "qwen3:0.6b", "Hi"], "names of Ollama's library are not known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -73,12 +73,14 @@ def test_a_hub_that_is_not_reached_is_one_sentence(library: str, monkeypatch: py
         def __init__(self, token: object) -> None:
             pass
 
-        def list_repo_files(self, name: str, revision: object) -> list[str]:
+        def model_info(self, name: str, **_: object) -> None:
             raise http.ConnectError("[Errno -2] Name or service not known")
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     config = EngineConfig(model="nobody-has/this-GGUF:Q4_K_M")
-    with pytest.raises(ConnectionError, match="cannot download 'nobody-has/this-GGUF': .*give a local folder"):
+    with pytest.raises(
+        ConnectionError, match="cannot download 'nobody-has/this-GGUF' from the hub: .*give a local folder"
+    ):
         resolve_model(config, Environment())
 
 
@@ -88,7 +90,7 @@ def test_files_that_are_in_the_cache_are_used_without_a_network(
     def refuse(*_: object, **__: object) -> list[str]:
         raise OSError("no route")
 
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", refuse)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     (tmp_path / "x-Q4_K_M.gguf").touch()
     monkeypatch.setattr(downloads, "download", lambda *_: tmp_path)
     assert downloads.list_files("a/b", None, EngineConfig(), Environment()) == ["x-Q4_K_M.gguf"]

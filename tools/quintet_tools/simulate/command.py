@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.commands import _engine as engine
-from quintet.cli.commands.bench_serve import LINES, limit_of, number, rate, table_of_times
+from quintet.cli.commands._serve_load import rate
+from quintet.cli.commands.bench_serve import LINES, limit_of, number, table_of_times
 from quintet.cli.tables import table
 from quintet.common.value_parsers import count, integer, one_of, optional, text
 from quintet.config import EngineConfig, option

@@ -30,7 +30,7 @@ async def list_models(http: HttpRequest) -> Response:
 async def retrieve_model(http: HttpRequest, model: str) -> Response:
     """One of them."""
     service = app_state_of(http)
-    if model.endswith("/") and model not in service.model_names:
+    if model.endswith("/") and model not in (*service.model_names, service.backend.model_info.model):
         model = model[:-1]
     service.check_model(model)
     if wants_anthropic(http.scope):

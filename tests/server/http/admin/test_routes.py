@@ -1,5 +1,6 @@
 """The small routes: models, tokens, signs of life, the page; and HEAD, paths that are not there, the description."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,23 @@ async def test_models_are_listed_under_every_name() -> None:
     missing = await get("/v1/models/other")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
     assert "fake/model" in missing.json()["error"]["message"]
+
+
+async def test_a_path_is_served_under_a_name_and_taken_as_well() -> None:
+    path, backend = "/models/qwen3-0.6b-Q4_K_M.gguf", FakeBackend()
+    backend.model_info = dataclasses.replace(backend.model_info, model=path)
+    async with client(backend) as http:
+        [card] = (await http.get("/v1/models")).json()["data"]
+        assert (card["id"], card["root"]) == ("qwen3-0.6b-Q4_K_M", path)
+        assert (await http.get(f"/v1/models/{path}")).json()["id"] == path
+        for name in (path, "qwen3-0.6b-Q4_K_M"):
+            answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "model": name})
+            assert answer.json()["model"] == name
+        missing = await http.post("/v1/completions", json={"prompt": "x", "model": "qwen3"})
+        assert missing.json()["error"]["message"].endswith("this server has qwen3-0.6b-Q4_K_M")
+    async with client(backend, served_model_name=("mine",)) as http:
+        refused = await http.post("/v1/completions", json={"prompt": "x", "model": path})
+        assert refused.status_code == 404  # who names a model may have a reason
 
 
 async def test_an_answer_bears_the_name_that_was_asked_for() -> None:
