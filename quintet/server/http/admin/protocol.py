@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize in vLLM's shapes, /v1/models and /version: requests and answers."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -40,7 +41,7 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
     count: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
-    tokens: list[int | TokenPiece]
+    tokens: Sequence[int | TokenPiece]
     token_strs: list[str] | None | UnsetType = UNSET
 
 

@@ -28,12 +28,13 @@ from quintet.server.http.usage import usage_of
 
 router = APIRouter()
 
+_ANSWERS = dict[str, Any] | list[dict[str, Any]]  # a CompletionAnswer, some fields of it, or a list
 _MILLISECONDS = 1000.0
 
 
 @router.post("/completion")
 @router.post("/completions")
-@documents_route(body=CompletionBody, answer=CompletionAnswer, stream=CompletionAnswer)
+@documents_route(body=CompletionBody, answer=_ANSWERS, stream=CompletionAnswer)
 async def create_completion(http: HttpRequest) -> Response:
     """Completes a prompt; of a list of prompts, the answer is a list."""
     service, body = app_state_of(http), await read_body(http, CompletionBody, any_type=True)
@@ -44,7 +45,7 @@ async def create_completion(http: HttpRequest) -> Response:
 
 
 @router.post("/infill")
-@documents_route(body=InfillBody, answer=CompletionAnswer, stream=CompletionAnswer)
+@documents_route(body=InfillBody, answer=_ANSWERS, stream=CompletionAnswer)
 async def create_infill(http: HttpRequest) -> Response:
     """Fills the gap between two texts, with the model's FIM tokens."""
     service, body = app_state_of(http), await read_body(http, InfillBody, any_type=True)

@@ -10,7 +10,7 @@ from quintet.chat.tool_choice import read_tools
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.body import parse_body, read_body
 from quintet.server.http.inputs.chat_input import chat_model, read_chat
 from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.llamacpp.completion import generation_settings
@@ -114,7 +114,7 @@ async def create_embedding(http: HttpRequest) -> Response:
     wanted = PoolingParams(normalize=_NORMALIZE[body.embd_normalize])
     params = resolve_params(service, wanted, "embed", "/embedding")
     given = as_list(body.input if body.content is None else body.content)
-    work = PoolingWork(await read_inputs(service, EmbeddingRequest(input=given), params), params)
+    work = PoolingWork(await read_inputs(service, parse_body({"input": given}, EmbeddingRequest), params), params)
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> list[EmbeddingAnswer]:
         written = await encode_all(service, found, NumberFormat())

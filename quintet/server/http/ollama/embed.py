@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
-from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.body import parse_body, read_body
 from quintet.server.http.ollama.answer import Stopwatch
 from quintet.server.http.ollama.protocol import (
     EmbedBody,
@@ -75,4 +75,4 @@ async def embed_prompt(http: HttpRequest) -> Response:
 
 
 async def _work(service: AppState, texts: list[Any], params: PoolingParams) -> PoolingWork:
-    return PoolingWork(await read_inputs(service, EmbeddingRequest(input=texts), params), params)
+    return PoolingWork(await read_inputs(service, parse_body({"input": texts}, EmbeddingRequest), params), params)

@@ -207,6 +207,12 @@ async def find_blob(digest: str) -> Response:
 
 
 @router.post("/api/blobs/{digest}")
+@documents_route(errors=OllamaError)
+async def refuse_blob(http: HttpRequest, digest: str) -> Response:
+    """Answers 403, as refuse()."""
+    return await refuse(http)
+
+
 @router.post("/api/create")
 @router.post("/api/copy")
 @router.post("/api/push")

@@ -62,7 +62,9 @@ async def test_a_curl_example_needs_no_content_type() -> None:
         answer = await http.post(
             "/api/chat", content=body, headers={"content-type": "application/x-www-form-urlencoded"}
         )
+        page = await http.post("/api/chat", content=body, headers={"origin": "http://evil.example"})
     assert answer.status_code == 200, answer.text
+    assert error_of(page)[0] == 403  # a page of another site needs no preflight to send this
 
 
 async def test_no_messages_are_answered_as_loaded() -> None:
