@@ -152,6 +152,11 @@ _OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+    "/api/embed": "embeddings",
+    "/completion": "text_completion",
+    "/infill": "text_completion",
 }
 
 

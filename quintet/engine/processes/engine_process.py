@@ -130,6 +130,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         labels=_labels(prepared),
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
+        weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
     )
 
 

@@ -36,3 +36,4 @@ class ModelInfo:
     transfers: str | None = None  # kv_role, where pages go to other engines or come from them
     step_tokens: int = 2048  # that a step of the engine takes at most
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
+    weight_bytes: int = 0  # that the weights take on one device

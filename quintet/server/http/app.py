@@ -19,6 +19,8 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
+from quintet.server.http.llamacpp import completion as llamacpp_completion
+from quintet.server.http.llamacpp import server as llamacpp_server
 from quintet.server.http.middleware import custom as yours
 from quintet.server.http.middleware.access import (
     AccessLog,
@@ -32,6 +34,9 @@ from quintet.server.http.middleware.auth import ApiKeys, LocalNames
 from quintet.server.http.middleware.base import route_path
 from quintet.server.http.middleware.load_header import LoadReport
 from quintet.server.http.middleware.paths import TrailingSlash, path_suggestion
+from quintet.server.http.ollama import chat as ollama_chat
+from quintet.server.http.ollama import embed as ollama_embed
+from quintet.server.http.ollama import models as ollama_models
 from quintet.server.http.openai import chat, completions, models
 from quintet.server.http.pooling import cohere, scores
 from quintet.server.http.pooling import routes as pooling
@@ -70,8 +75,10 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
             app.include_router(module.router)
     app.include_router(responses)
     app.include_router(anthropic)
-    if settings.playground:
-        app.include_router(page.router(tool_servers=bool(service.tool_servers)))
+    for module in (ollama_chat, ollama_embed, ollama_models, llamacpp_completion, llamacpp_server):
+        app.include_router(module.router)
+    root = page.router(tool_servers=bool(service.tool_servers)) if settings.playground else ollama_models.root
+    app.include_router(root)
 
 
 def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:

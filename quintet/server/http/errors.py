@@ -1,4 +1,4 @@
-"""The one error that routes raise, and the two shapes in which clients read it."""
+"""The one error that routes raise, and the shapes in which clients of each API read it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -68,3 +68,8 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
     own = {503: "overloaded_error", 500: "api_error", 504: "timeout_error"}
     fields: dict[str, Any] = {"type": own.get(error.status, error.type), "message": error.message}
     return {"type": "error", "error": fields if error.details is None else {**fields, "details": error.details}}
+
+
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """Source: Ollama's api/types.go, StatusError."""
+    return {"error": error.message}

@@ -55,6 +55,7 @@ class RouteDocs:
     body: type[BaseModel] | None = None
     answer: Any = None  # a msgspec struct; None: no JSON
     stream: Any = None  # of each event's data
+    lines: Any = None  # of each line of a stream of JSON lines
     errors: Any = Error
     status: int = 200
     conflict: bool = False  # whether it may be refused for what there is already (409)
@@ -117,6 +118,8 @@ def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any
         content["application/json"] = {"schema": _struct(fact.answer, schemas)}
     if fact.stream is not None:
         content["text/event-stream"] = {"schema": _event(_struct(fact.stream, schemas))}
+    if fact.lines is not None:
+        content["application/x-ndjson"] = {"schema": _struct(fact.lines, schemas)}
     answer: dict[str, Any] = {"description": "The answer"}
     operation["responses"] = {str(fact.status): {**answer, "content": content} if content else answer}
     error = {"application/json": {"schema": _struct(fact.errors, schemas)}}

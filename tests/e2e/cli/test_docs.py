@@ -56,6 +56,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
 }
 PYTHON_ELSEWHERE = {
     "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
+    "docs/ollama.md": "ollama may not be installed: tests/server/http/ollama/test_clients.py",
     "docs/tutorials/langchain.md": "langchain-openai is not installed: tests/server/http/pooling/test_scores.py",
 }
 OTHERS = {  # what a line of a shell may begin with besides, and why it is not run

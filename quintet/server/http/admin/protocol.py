@@ -1,8 +1,10 @@
 """POST /tokenize and /detokenize in vLLM's shapes, /v1/models and /version: requests and answers."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from quintet.server.http.inputs.body import Body, UnsupportedField
@@ -10,26 +12,37 @@ from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
 
 
 class TokenizeRequest(TemplateFields):
-    """Text or a conversation."""
+    """Text or a conversation in vLLM's form, or `content` in llama.cpp's."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages = None
     add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages if not given")
     return_token_strs: bool | None = None
+    content: str | None = Field(None, description="llama.cpp's: text; the answer has `tokens` alone")
+    add_special: bool | None = Field(None, description="of content: let the tokenizer add its own tokens (false)")
+    parse_special: bool | None = Field(None, description="of content: special tokens are read in the text (true)")
+    with_pieces: bool | None = Field(None, description="of content: each token with its text")
 
     unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {
         "mm_processor_kwargs": UnsupportedField("models here take text alone")
     }
 
 
-class Tokenized(msgspec.Struct, kw_only=True):
-    """Token ids of a prompt."""
+class TokenPiece(msgspec.Struct):
+    """A token in llama.cpp's form; the piece is a list of bytes where it is no whole character."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """Token ids of a prompt; of llama.cpp's `content`, `tokens` alone."""
+
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    tokens: Sequence[int | TokenPiece]
+    token_strs: list[str] | None | UnsetType = UNSET
 
 
 class DetokenizeRequest(Body):
@@ -40,9 +53,10 @@ class DetokenizeRequest(Body):
 
 
 class Detokenized(msgspec.Struct):
-    """The text of token ids."""
+    """The text of token ids, under vLLM's name and llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from quintet.chat.prepare import render
 from quintet.chat.tool_choice import read_tools
-from quintet.server.http.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from quintet.server.http.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenPiece
 from quintet.server.http.app_state import AppState
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, read_chat
@@ -29,6 +29,8 @@ async def tokenize(http: HttpRequest) -> Response:
     body = await read_body(http, TokenizeRequest)
     service.check_model(body.model)
     tokenizer = need_tokenizer(service)
+    if body.content is not None:
+        return await _tokenize_content(service, tokenizer, body.content, body)
     ids, limit = await _ids(service, tokenizer, body), service.backend.model_info.max_model_len
 
     def answer() -> Response:
@@ -36,6 +38,28 @@ async def tokenize(http: HttpRequest) -> Response:
         return json_response(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings))
 
     return await run_in_thread(service, len(ids), answer, "prompt")
+
+
+async def _tokenize_content(service: AppState, tokenizer: Tokenizer, text: str, body: TokenizeRequest) -> Response:
+    """Answers in llama.cpp's form."""
+    if body.prompt is not None or body.messages is not None:
+        raise invalid_field("content", "excludes prompt and messages; give one of them")
+    if body.parse_special is False:
+        raise invalid_field("parse_special", "must be true: the tokenizer reads special tokens in any text")
+
+    def work() -> Response:
+        ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special))
+        tokens = [TokenPiece(each, _piece(tokenizer.token_bytes(each))) for each in ids] if body.with_pieces else ids
+        return json_response(Tokenized(tokens=tokens))
+
+    return await run_in_thread(service, len(text), work, "content")
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
 
 
 async def _ids(service: AppState, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
@@ -64,4 +88,5 @@ async def detokenize(http: HttpRequest) -> Response:
             raise ValueError(f"tokens: {str(wrong)[:40]} is not in 0 .. {vocab_size - 1}")
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-    return json_response(Detokenized(await run_in_thread(service, len(body.tokens), decode, "tokens")))
+    text = await run_in_thread(service, len(body.tokens), decode, "tokens")
+    return json_response(Detokenized(text, text))

@@ -1,11 +1,8 @@
 """Builds a message from engine outputs: the message object, or its stream events."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-import pydantic_core
 from msgspec import UNSET
 
 from quintet.chat.output_parser import OutputParser, is_cut_off
@@ -23,7 +20,7 @@ from quintet.server.http.anthropic.protocol import (
 from quintet.server.http.anthropic.request import CreateMessage
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.errors import ApiError, anthropic_shape
-from quintet.server.http.openai.messages import parse_all
+from quintet.server.http.openai.messages import arguments_object, parse_all
 from quintet.server.http.sse import event
 
 _PING = event({"type": "ping"}, "ping")
@@ -141,19 +138,7 @@ def blocks_of(events: Sequence[Event]) -> list[Block]:
     found = gather(events)
     blocks: list[Block] = [ThinkingBlock(found.reasoning)] if found.reasoning else []
     blocks += [TextBlock(found.content)] if found.content else []
-    return blocks + [ToolUseBlock(call.id or "", call.name, _object(call.arguments)) for call in found.calls]
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Decodes the arguments. Of a call that was cut off it has the complete members, as in a stream that Anthropic's
-    clients add up."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.DecodeError:
-        with contextlib.suppress(ValueError):
-            members: dict[str, Any] = pydantic_core.from_json(arguments, allow_partial=True)
-            return members
-        return {}
+    return blocks + [ToolUseBlock(call.id or "", call.name, arguments_object(call.arguments)) for call in found.calls]
 
 
 def stream_error(error: ApiError) -> bytes:

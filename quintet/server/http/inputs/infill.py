@@ -1,6 +1,6 @@
 """Builds fill-in-the-middle (FIM) prompts from prompt and suffix, for tokenizers with FIM tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quintet.sampling_params import SamplingParams
@@ -41,18 +41,48 @@ def infill_texts(
 
     Raises ApiError 400 if the model has no FIM tokens, or the request has fields that exclude a suffix.
     """
-    tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
-    marks = next((kind for kind in INFILL_TOKENS if set(kind) <= tokens.keys()), None)
+    marks = need_infill_tokens(tokenizer, "suffix")
+    _check(body, prompts, marks)
+    add_infill_ends(tokenizer, params)
+    return [f"{marks.begin}{prompt}{marks.middle}{body.suffix}{marks.end}" for prompt in prompts]
+
+
+def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
+    """Returns the FIM tokens of a tokenizer; None if it has none."""
+    tokens = added_tokens(tokenizer)
+    return next((kind for kind in INFILL_TOKENS if set(kind) <= tokens.keys()), None)
+
+
+def need_infill_tokens(tokenizer: Tokenizer, field: str) -> InfillTokens:
+    """Returns the FIM tokens of a tokenizer. Raises ApiError 400 for `field` if it has none."""
+    marks = find_infill_tokens(tokenizer)
     if marks is None:
         raise ApiError(
-            400, "suffix is not served for this model: its tokenizer has no tokens to fill in with, such as "
-            f"{INFILL_TOKENS[0].begin}; put what follows into the prompt", param="suffix", code="unsupported_field",
+            400, f"{field} is not served for this model: its tokenizer has no tokens to fill in with, such as "
+            f"{INFILL_TOKENS[0].begin}; put what follows into the prompt", param=field, code="unsupported_field",
         )  # fmt: skip
-    _check(body, prompts, marks)
+    return marks
+
+
+def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the added tokens of a tokenizer, special or not -> their ids."""
+    return {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+
+
+def add_infill_ends(tokenizer: Tokenizer, params: SamplingParams) -> None:
+    """Adds the tokens that end an infill to the params, unless the output goes on after EOS."""
     if not params.ignore_eos:
+        tokens = added_tokens(tokenizer)
         ends = {tokens[name] for name in _ENDS if name in tokens}
         params.stop_token_ids = [*(params.stop_token_ids or ()), *sorted(ends)]
-    return [f"{marks.begin}{prompt}{marks.middle}{body.suffix}{marks.end}" for prompt in prompts]
+
+
+def refuse_marks(marks: Sequence[str], texts: Mapping[str, Sequence[str]]) -> None:
+    """Raises ApiError 400 for a field whose texts hold a FIM token."""
+    for field, given in texts.items():
+        found = next((mark for mark in marks for text in given if mark in text), None)
+        if found is not None:
+            raise invalid_field(field, f"holds {found}, which tells this model where the gap is; leave that out")
 
 
 def _check(body: CompletionRequest, prompts: Sequence[Any], marks: InfillTokens) -> None:
@@ -62,7 +92,4 @@ def _check(body: CompletionRequest, prompts: Sequence[Any], marks: InfillTokens)
         raise invalid_field("echo", "gives the prompt before the output, and what is filled in has text on both sides")
     if body.truncate_prompt_tokens is not None:
         raise invalid_field("truncate_prompt_tokens", "would cut off what says that there is a gap; shorten the prompt")
-    for field, texts in (("prompt", prompts), ("suffix", [body.suffix or ""])):
-        found = next((mark for mark in marks for text in texts if mark in text), None)
-        if found is not None:
-            raise invalid_field(field, f"holds {found}, which tells this model where the gap is; leave that out")
+    refuse_marks(marks, {"prompt": prompts, "suffix": [body.suffix or ""]})

@@ -13,12 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.common.unknown_fields import collect_unknown
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
-from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
+from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, ollama_shape, openai_shape
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
 from quintet.server.http.inputs.unknown_fields import UnknownFieldLog, UnknownFields
 from quintet.server.http.middleware.auth import is_public
-from quintet.server.http.middleware.base import HttpMiddleware, connection_of, route_path, wants_anthropic
+from quintet.server.http.middleware.base import HttpMiddleware, connection_of, route_path, wants_anthropic, wants_ollama
 from quintet.server.http.middleware.content_encoding import DecompressedReceive, coding_of
 from quintet.server.http.respond import json_response
 from quintet.server.http.usage import RequestUsage
@@ -123,7 +123,7 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     """Returns the error response."""
     if len(error.message) > _LONGEST:
         error.message = error.message[:_LONGEST] + "…"
-    shape = anthropic_shape if wants_anthropic(scope) else openai_shape
+    shape = anthropic_shape if wants_anthropic(scope) else ollama_shape if wants_ollama(scope) else openai_shape
     response = json_response(shape(error), error.status)
     for name, value in error.headers.items():
         response.headers[name] = value

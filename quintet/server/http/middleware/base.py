@@ -1,5 +1,6 @@
 """Base class of our middlewares (HTTP only), the path as the router sees it, and the client connection."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
@@ -36,6 +37,11 @@ def wants_anthropic(scope: Scope) -> bool:
     path = route_path(scope)
     named = path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
     return named or path.startswith("/v1/messages")
+
+
+def wants_ollama(scope: Scope) -> bool:
+    """True if the client expects Ollama's format: below /api, but for the versioned paths of LM Studio."""
+    return re.match("/api/(?!v[0-9])", route_path(scope)) is not None
 
 
 class ClientConnection(Protocol):

@@ -17,6 +17,8 @@ _FLAGS = {
     "/load": "--enable-server-load-tracking",
     "/tokenizer_info": "--enable-tokenizer-info-endpoint",
 }  # routes that exist only with a flag
+# Chats and completions of LM Studio, text-generation-inference, KoboldCpp, text-generation-webui and Triton.
+_OTHER_ENGINES = re.compile(r"/(api/(v[0-9]+|extra)/.+|api/chat/.+|generate|generate_stream|invocations|v2/models/.+)")
 
 
 class TrailingSlash(HttpMiddleware):
@@ -42,4 +44,6 @@ def path_suggestion(path: str, known: Iterable[str]) -> str:
     for each in (single, "/v1" + bare, bare):
         if each in there:
             return f"did you mean {each!r}?"
+    if _OTHER_ENGINES.fullmatch(path):
+        return "chats are at /v1/chat/completions (OpenAI), /v1/messages (Anthropic) and /api/chat (Ollama)"
     return "/openapi.json lists what there is"

@@ -124,6 +124,7 @@ class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int]
+    id: int | UnsetType = UNSET  # llama.cpp's
 
 
 class TokenLogprob(msgspec.Struct):
@@ -133,6 +134,7 @@ class TokenLogprob(msgspec.Struct):
     logprob: float
     bytes: list[int]
     top_logprobs: list[TopLogprob]
+    id: int | UnsetType = UNSET  # llama.cpp's
 
 
 class ChatLogprobs(msgspec.Struct):

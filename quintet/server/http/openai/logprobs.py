@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from quintet.outputs import Logprob, LogprobsAt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -52,17 +53,21 @@ class LogprobsWriter:
         special = frozenset[int]() if tokenizer is None else tokenizer.special_ids
         self._hidden = special.difference(params.keep_special_tokens) if params.skip_special_tokens else frozenset()
 
-    async def chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> list[bytes]:
-        """To be listed(): a TokenLogprob for each token."""
-        return await self._in_turns(self._chat, (ids, logprobs))
+    async def chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt], has_ids: bool = False) -> list[bytes]:
+        """To be listed(): a TokenLogprob for each token. `has_ids`: with the ids of the tokens."""
+        return await self._in_turns(functools.partial(self._chat, has_ids), (ids, logprobs))
 
-    def _chat(self, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> bytes:
-        return _entries([self._chat_token(*each) for each in zip(ids, logprobs, strict=True)])
+    def _chat(self, has_ids: bool, ids: Sequence[int], logprobs: Sequence[LogprobsAt]) -> bytes:
+        return _entries([self._chat_token(*each, has_ids) for each in zip(ids, logprobs, strict=True)])
 
-    def _chat_token(self, token_id: int, at: LogprobsAt) -> TokenLogprob:
-        shown = self._named or self._likeliest(at)
-        top = [TopLogprob(self.text(each), _bounded(at[each]), list(self._raw(each))) for each in shown]
-        return TokenLogprob(self.text(token_id), _bounded(at[token_id]), list(self._raw(token_id)), top)
+    def _chat_token(self, token_id: int, at: LogprobsAt, has_ids: bool) -> TokenLogprob:
+        top = [self._top_token(each, at, has_ids) for each in self._named or self._likeliest(at)]
+        token = self._top_token(token_id, at, has_ids)
+        return TokenLogprob(token.token, token.logprob, token.bytes, top, token.id)
+
+    def _top_token(self, token_id: int, at: LogprobsAt, has_ids: bool) -> TopLogprob:
+        name = token_id if has_ids else UNSET
+        return TopLogprob(self.text(token_id), _bounded(at[token_id]), list(self._raw(token_id)), name)
 
     async def completion(self, *parts: ScoredTokens) -> CompletionLogprobs:
         """Writes several rows of tokens, one after the other."""

@@ -1,9 +1,13 @@
 """Parsed events of an answer as chat messages and deltas."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+import pydantic_core
 from msgspec import UNSET, UnsetType
 
 from quintet.chat.output_parser import OutputParser
@@ -54,6 +58,18 @@ def message_of(events: Sequence[Event]) -> AnswerMessage:
     if calls:
         message.tool_calls = calls
     return message
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Decodes the arguments. Of a call that was cut off it has the complete members, as in a stream that Anthropic's
+    clients add up."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        with contextlib.suppress(ValueError):
+            members: dict[str, Any] = pydantic_core.from_json(arguments, allow_partial=True)
+            return members
+        return {}
 
 
 def _parts(events: Sequence[Event]) -> list[CallPart]:

@@ -136,7 +136,7 @@ async def _respond_encoded(
         full = {**head, "usage": usage(tally)}
         if form.encoding.startswith("bytes"):
             return _binary_response(found, form, full)
-        return response(await _encode_all(service, found, form), full)
+        return response(await encode_all(service, found, form), full)
 
     return await respond(service, http, work, answer)
 
@@ -184,7 +184,7 @@ def _check_metadata_size(form: NumberFormat, count: int) -> None:
         )
 
 
-async def _encode_all(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:
+async def encode_all(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:
     """Encodes one array at a time and yields to other requests between them: lists of numbers are slow."""
 
     def write(x: Numbers) -> Any:

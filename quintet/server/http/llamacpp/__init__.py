@@ -1,0 +1,1 @@
+"""llama.cpp's own routes (llama-server). Source: llama.cpp's repository, tools/server/README.md."""

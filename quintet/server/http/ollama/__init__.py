@@ -1,0 +1,1 @@
+"""Ollama's API below /api. Source: Ollama's repository, docs/api.md and api/types.go."""
