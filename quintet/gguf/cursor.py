@@ -97,9 +97,7 @@ class Array(Sequence[Any]):
     Bytes of strings that are no UTF-8 are surrogates, as os.fsdecode() makes them.
     """
 
-    def __init__(
-        self, data: mmap.mmap, kind: int, count: int, first: int, starts: "array[int] | None" = None
-    ) -> None:
+    def __init__(self, data: mmap.mmap, kind: int, count: int, first: int, starts: "array[int] | None" = None) -> None:
         """`starts`: of strings, from `first` on; see Cursor."""
         self._data, self._kind, self._count, self._first = data, kind, count, first
         self._starts = starts or array("Q", [0])

@@ -97,14 +97,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory for a weight. A large one begins where a huge page does, and is in huge pages if available."""
+    """Uninitialized memory for a weight. A large one is in huge pages if available, and begins with one."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE:
         return torch.empty(*shape, dtype=dtype)
-    memory = mmap.mmap(-1, size + HUGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # refused: it works without
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(*shape, dtype=dtype)
+    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has small pages
+    with suppress(OSError):  # refused: it works without
+        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE
     return whole[first : first + size].view(dtype).view(*shape)
