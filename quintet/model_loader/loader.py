@@ -89,8 +89,8 @@ def load(
     cache: CacheEntry | None = None,
 ) -> threading.Thread | None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
-    With a `cache`, from what an earlier start kept there, which is kept otherwise; a thread that does so is returned, if
-    the cache is automatic."""
+    With a `cache`, from what an earlier start kept there, which is kept otherwise; returns the thread
+    that does so if the cache is automatic."""
     if isinstance(folder, WeightFiles) and folder.load_format in sharded.FORMATS:
         read = reader(folder.load_format) if folder.load_format in PACKAGES else None
         sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]), read)
