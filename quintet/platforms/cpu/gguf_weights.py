@@ -59,10 +59,11 @@ def pack_by_stretches(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, 
     """The same as weight_layout.pack() of canonical(), some rows at a time: what is unpacked stays in the processor's
     cache, and the canonical matrix, which may be larger than the file, is never in memory as a whole.
 
-    None for formats with minima, which may be packed by what the whole matrix holds, and for other readers' weights.
+    None for formats with minima, which may be packed by what the whole matrix holds, for those that pack() takes, and
+    for other readers' weights.
     """
     rows, fmt, inputs = _native_blocks(weight, parts), weight.format, weight.shape[-1]
-    if rows is None or fmt.mins or fmt.kind == "fp8" or kernel_number(fmt) == W8A8:
+    if rows is None or fmt.mins or has_two_level_scales(fmt) or fmt.kind == "fp8" or kernel_number(fmt) == W8A8:
         return None
     outputs = sum(len(each.bytes) for each in rows)
     step = max(1, STRETCH // inputs // COLUMNS) * COLUMNS
