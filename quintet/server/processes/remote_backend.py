@@ -79,7 +79,7 @@ class RemoteBackend:
             self._early_tokenizer = loop.create_task(asyncio.to_thread(_load_early, self.expected_tokenizer))
 
     def close(self) -> None:
-        for task in (self._reader, self._meeting, self._counter):
+        for task in (self._reader, self._meeting, self._counter, self._early_tokenizer):
             if task is not None:
                 task.cancel()
         self._inbox.close(0)
