@@ -47,6 +47,11 @@ def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
         if kwargs.get("model", model) != model:
             raise ValueError(f"two models: {model!r} and --model {kwargs['model']!r}; give one")
         kwargs["model"] = model
+    return load(kwargs, quiet)
+
+
+def load(kwargs: dict[str, Any], quiet: bool) -> "LLM":
+    """Checks the settings, prints which model is loaded, and loads it."""
     checked = config(kwargs)
     if not quiet:
         print_stderr(loading_message(checked.model))  # before the imports, which take a second
