@@ -79,8 +79,9 @@ class LoadingOptions:
         None, optional(json_object), "options of what reads the load_format", group="model"
     )
     weights_cache: str | None = option(
-        None, optional(text), "keep the weights here as they were packed, so that the next start reads them at once; "
-        "may be deleted at any time", group="model", metavar="FOLDER", accepts=f"{PATH} | None",
+        "auto", optional(text), "folder that keeps packed weights, so that the next start has them at once; may be "
+        "deleted at any time. auto: ~/.cache/quintet/weights, for GGUF files of 64 MiB and more; none: no such folder",
+        group="model", metavar="FOLDER", accepts=f"{PATH} | None",
     )  # fmt: skip
 
     def _check(self) -> None:

@@ -2,7 +2,9 @@
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, overload
 
 STRING, ARRAY = 8, 9
@@ -63,26 +65,30 @@ class Cursor:
     def _array(self, what: str) -> "Array":
         kind, count = self.number("I", what), self.number("Q", what)
         if kind == STRING:
-            first = self.at
-            self._skip_texts(count, what)
-        elif kind in NUMBERS:
-            first = self.skip(count * struct.calcsize(f"<{NUMBERS[kind]}"), what)
-        else:
+            return Array(self.data, kind, count, self.at, self._skip_texts(count, what))
+        if kind not in NUMBERS:
             raise CorruptFile(f"{what} is a list of values of type {kind}; GGUF has lists of numbers and of strings")
-        return Array(self.data, kind, count, first)
+        return Array(self.data, kind, count, self.skip(count * struct.calcsize(f"<{NUMBERS[kind]}"), what))
 
-    def _skip_texts(self, count: int, what: str) -> None:
-        """A loop in its plainest form: a vocabulary has hundreds of thousands."""
+    def _skip_texts(self, count: int, what: str) -> "array[int]":
+        """Returns where each string begins, at its length, and where the last ends, in bytes from the first.
+
+        A loop in its plainest form: a vocabulary has hundreds of thousands.
+        """
         if count > (self.end - self.at) // LENGTH.size:
             raise CorruptFile(f"{what} has {count} strings, more than the file has room for")
         data, at, last, length = self.data, self.at, self.end - LENGTH.size, LENGTH.unpack_from
+        first, starts = at, array("Q", bytes(8 * (count + 1)))
         for index in range(count):
             if at > last:
                 raise CorruptFile(f"string {index} of {what} lies behind the file's end")
+            starts[index] = at - first
             at += 8 + length(data, at)[0]
         if at > self.end:
             raise CorruptFile(f"the last string of {what} goes on to {at}, and the file ends at {self.end}")
+        starts[count] = at - first
         self.at = at
+        return starts
 
 
 class Array(Sequence[Any]):
@@ -91,8 +97,10 @@ class Array(Sequence[Any]):
     Bytes of strings that are no UTF-8 are surrogates, as os.fsdecode() makes them.
     """
 
-    def __init__(self, data: mmap.mmap, kind: int, count: int, first: int) -> None:
+    def __init__(self, data: mmap.mmap, kind: int, count: int, first: int, starts: "array[int] | None" = None) -> None:
+        """`starts`: of strings, from `first` on; see Cursor."""
         self._data, self._kind, self._count, self._first = data, kind, count, first
+        self._starts = starts or array("Q", [0])
 
     @property
     def of_strings(self) -> bool:
@@ -110,7 +118,8 @@ class Array(Sequence[Any]):
             return list(self)[index]
         place = range(self._count)[index]
         if self.of_strings:
-            return next(each for at, each in enumerate(self) if at == place)
+            first, last = (self._first + each for each in self._starts[place : place + 2])
+            return self._data[first + LENGTH.size : last].decode(errors="surrogateescape")
         code = NUMBERS[self._kind]
         (found,) = struct.unpack_from(f"<{code}", self._data, self._first + place * struct.calcsize(f"<{code}"))
         return bool(found) if self._kind == BOOL else found
@@ -125,11 +134,25 @@ class Array(Sequence[Any]):
             yield bool(each) if self._kind == BOOL else each
 
     def _texts(self) -> Iterator[str]:
-        data, at = self._data, self._first
-        for _ in range(self._count):
-            first = at + LENGTH.size
-            at = first + LENGTH.unpack_from(data, at)[0]
-            yield data[first:at].decode(errors="surrogateescape")
+        content, starts = self._content(), self._starts
+        for first, last in zip(starts, starts[1:], strict=False):
+            yield content[first + 8 : last].decode(errors="surrogateescape")
+
+    def _content(self) -> bytes:
+        """Returns the strings, each behind its length."""
+        return self._data[self._first : self._first + self._starts[-1]]
+
+    def positions(self, texts: Collection[str]) -> Iterator[int]:
+        """The indices of strings that are one of `texts`, found in the bytes without making a string of each."""
+        content, starts = self._content(), self._starts
+        for encoded in (text.encode() for text in texts):
+            entry = LENGTH.pack(len(encoded)) + encoded
+            at = content.find(entry)
+            while at >= 0:
+                index = bisect_left(starts, at)
+                if index < self._count and starts[index] == at:  # else it is within another string
+                    yield index
+                at = content.find(entry, at + 1)
 
 
 def format_name(name: str) -> str:

@@ -1,5 +1,6 @@
 """The header of a GGUF file: its metadata, and where each tensor lies. Anybody may have written it."""
 
+import functools
 import mmap
 import re
 import struct
@@ -19,6 +20,7 @@ MAX_ENTRIES, MAX_TENSORS = 2**16, 2**17  # far beyond any model
 MAX_KEY, MAX_NAME = 2**16 - 1, 255  # bytes; llama.cpp writes names of up to 63
 MAX_AXES = 4
 MIN_ENTRY, MIN_TENSOR = 13, 8 + 4 + 8 + 4 + 8  # bytes that one takes
+MAX_CACHED_FILES = 8  # headers that stay in memory: configuration, tokenizer and weights are read from the same
 MAX_SPLIT = 9999  # files of one model
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -59,8 +61,9 @@ def read(path: Path) -> GGUFFile:
     """ValueError says in one line what of the file is damaged or not understood; OSError that it cannot be opened."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; check the path")
+    state = path.stat()
     try:
-        return _read(path)
+        return _read(path, (state.st_ino, state.st_mtime_ns, state.st_size))
     except CorruptFile as error:
         raise ValueError(f"{path}: {error}; fetch it again") from None
 
@@ -116,7 +119,9 @@ def _check_split(found: list[GGUFFile]) -> None:
         raise ValueError(f"{found[0].path} and its neighbours hold {len(names)} tensors, not {count}; fetch them again")
 
 
-def _read(path: Path) -> GGUFFile:
+@functools.lru_cache(maxsize=MAX_CACHED_FILES)
+def _read(path: Path, state: tuple[int, ...]) -> GGUFFile:
+    """`state`: identity of the file's content, for the cache."""
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         if size < 24:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from quintet.common.suggestions import nearest_name
-from quintet.gguf.cursor import format_name
+from quintet.gguf.cursor import Array, format_name
 from quintet.gguf.pretokenizers import WORDS
 
 MAX_TOKENS = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
@@ -137,7 +137,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 def read_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end an answer, in their order; none where there is no vocabulary. ValueError as above."""
     tokenizer = _TokenizerMetadata(metadata)
-    tokens = tokenizer.texts("tokens") or []
+    listed = tokenizer.get("tokens")
+    in_file = isinstance(listed, Array) and listed.of_strings and len(listed) <= MAX_TOKENS
+    tokens: Sequence[str] = listed if in_file else tokenizer.texts("tokens") or []  # few of which are looked at
     model = tokenizer.get("model")
     return _ends(tokenizer, tokens, _ids(tokenizer, model if model in READ else "gemma4", len(tokens)))
 
@@ -275,7 +277,7 @@ def _ids(tokenizer: _TokenizerMetadata, model: str, count: int) -> dict[str, int
 def _ends(tokenizer: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
     stated = (tokenizer.number(name) for name in ALSO_END)
     ends = {number for number in (named.get("eos"), *stated) if number is not None and 0 <= number < len(tokens)}
-    ends |= {number for number, token in enumerate(tokens) if token in ENDS or token in HOLES}
+    ends |= set(_positions(tokens, ENDS | HOLES))
     texts = {tokens[number] for number in ends}
     # Where these are, "<|end|>" ends a message and not the answer, and "</s>" is a tag of HTML.
     if {"<|return|>", "<|call|>"} <= texts or texts & {"<|call|>", "<|calls|>"} and "<|flush|>" in texts:
@@ -283,6 +285,12 @@ def _ends(tokenizer: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[s
     if texts & {"<|tool_response>", "<|plamo:eos|>"}:
         ends -= {number for number in ends if tokens[number] == "</s>"}
     return tuple(sorted(ends))
+
+
+def _positions(tokens: Sequence[str], texts: Set[str]) -> Iterator[int]:
+    if isinstance(tokens, Array):
+        return tokens.positions(texts)
+    return (number for number, token in enumerate(tokens) if token in texts)
 
 
 def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int], plain: Set[str]) -> list[int]:

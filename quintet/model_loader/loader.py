@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,21 +87,23 @@ def load(
     progress: bool = True,
     rank: int = 0,
     cache: CacheEntry | None = None,
-) -> None:
+) -> threading.Thread | None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
-    With a `cache`, from what an earlier start kept there, which is kept otherwise."""
+    With a `cache`, from what an earlier start kept there, which is kept otherwise; returns the thread
+    that does so if the cache is automatic."""
     if isinstance(folder, WeightFiles) and folder.load_format in sharded.FORMATS:
         read = reader(folder.load_format) if folder.load_format in PACKAGES else None
         sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]), read)
-        return
+        return None
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
-        return
+        return None
     name = digest(placement_parts(model, platform, cache.layout_key), weights_of_folder(folder).files())
-    kept = WeightsCache(cache.folder / f"{name}.weights")
-    if not kept.load(model):
-        _fill(model, platform, folder, progress, rank)
-        kept.store(model)
+    kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto)
+    if kept.load(model):
+        return None
+    _fill(model, platform, folder, progress, rank)
+    return kept.store(model)
 
 
 def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:

@@ -1,7 +1,8 @@
 """A model's weights as a platform placed them, kept in a file for the next start (--weights-cache).
 
-A file is found by the digest of everything that placing depends on; it holds a JSON header and then the tensors' bytes.
+A file is found by the digest of all that placing depends on; it holds a JSON header and then the tensors' bytes.
 Anyone who may write to the folder can change the model's output: a folder that others can write to is not used.
+The file is mapped: a start copies none of it, processes share it, and rows of a table that no prompt has stay on disk.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +25,20 @@ import torch
 from torch import Tensor, nn
 
 from quintet import __version__
-from quintet.config.cache_dir import unsafe_reason
+from quintet.config.cache_dir import cache_folder, unsafe_reason
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised with any change of what is in a file
-SUFFIX = ".weights"
+SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
-HUGE = 2**21  # bytes of a huge page
-AT_A_TIME = 2**26  # bytes that are read or written at once
+AT_A_TIME = 2**26  # bytes that are written at once
+AUTO, OFF = "auto", "none"  # of the setting, beside folders
+MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0.1 s
+MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
+AUTO_SHARE = 0.25  # of the free disk space that one file may take
+STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended
 HEADS = 2**20  # bytes of a checkpoint's file that its digest looks at, besides its size and times
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -60,6 +67,21 @@ class CacheEntry(NamedTuple):
 
     folder: Path
     layout_key: str
+    auto: bool = False  # by default, so that the folder is bounded and a start does not wait for the file
+
+
+def cache_entry(setting: str | None, layout_key: str, checkpoint: Path) -> CacheEntry | None:
+    """Returns the cache of a setting: a folder; "auto", the user's cache for GGUF files that take long to pack; None.
+
+    ValueError for a folder on a platform that has no layout key: its weights are not in the host's memory."""
+    if setting in (None, OFF):
+        return None
+    if setting != AUTO:
+        if not layout_key:
+            raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
+        return CacheEntry(Path(setting).expanduser(), layout_key)
+    large = bool(layout_key) and checkpoint.is_file() and checkpoint.stat().st_size >= MIN_AUTO_BYTES
+    return CacheEntry(cache_folder("weights"), layout_key, auto=True) if large else None
 
 
 @dataclass(frozen=True)
@@ -67,6 +89,7 @@ class WeightsCache:
     """One model's weights on one rank, there or not."""
 
     file: Path
+    auto: bool = False
 
     def load(self, model: nn.Module) -> bool:
         """Fills the model, if the file holds exactly its parameters; False if it does not."""
@@ -84,24 +107,57 @@ class WeightsCache:
             for module, name in places:
                 setattr(module, name, nn.Parameter(tensor, requires_grad=False))  # also where a layer says None of it
         logger.info("weights as they were placed before: %s", self.file)
+        with contextlib.suppress(OSError):
+            os.utime(self.file)  # used: the last to go
         return True
 
-    def store(self, model: nn.Module) -> None:
-        """Stores the placed weights for the next start; if that fails, it logs the reason."""
-        parameters = list(model.named_parameters(remove_duplicate=False))
-        folder, kept, tensors = self.file.parent, *_file_layout(parameters)
+    def store(self, model: nn.Module) -> threading.Thread | None:
+        """Stores the placed weights for the next start; if that fails, it logs the reason. An automatic cache returns
+        the thread that does so: until it has ended, the weights must not change."""
+        parameters = [(name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False)]
+        kept, tensors = _file_layout(parameters)
+        if not self.auto:
+            self._store(kept, tensors)
+            return None
+        thread = threading.Thread(target=self._store, args=(kept, tensors), name="quintet-weights-cache")
+        thread.start()
+        return thread
+
+    def _store(self, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
+        folder = self.file.parent
         need = kept[-1].offset + kept[-1].nbytes if kept else 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = unsafe_reason(folder)
             if why is None and (free := shutil.disk_usage(folder).free) < need + MAX_HEADER:
                 why = f"{folder} has {free / 2**30:.1f} GiB left, and {need / 2**30:.1f} GiB are to be kept"
+            elif why is None and self.auto and need > min(MAX_AUTO_BYTES, AUTO_SHARE * free):
+                return logger.info("weights of %.1f GiB are not kept in %s: give --weights-cache FOLDER to keep them",
+                                   need / 2**30, folder)  # fmt: skip
             if why is None:
                 _write(self.file, kept, tensors)
+                logger.info("packed weights are kept for the next start: %s (%.0f MiB)", self.file, need / 2**20)
+            if why is None and self.auto:
+                prune(folder)
         except OSError as error:
             why = f"{folder} cannot be written to ({error.strerror})"
         if why is not None:
-            logger.warning("weights_cache: %s; each start packs the weights anew", why)
+            level = logging.INFO if self.auto else logging.WARNING  # an automatic one was not asked for
+            logger.log(level, "weights_cache: %s; each start packs the weights anew", why)
+
+
+def prune(folder: Path) -> None:
+    """Removes the files that were not used for longest, beyond MAX_AUTO_BYTES, and what processes left unfinished."""
+    total, now = 0, time.time()
+    states = []
+    for file in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another process took it away first
+            states.append((file.stat(), file))
+    for state, file in sorted(states, key=lambda each: -each[0].st_mtime):
+        unfinished = file.name.startswith(UNFINISHED)
+        total += 0 if unfinished else state.st_size
+        if total > MAX_AUTO_BYTES or (unfinished and now - state.st_mtime > STALE_SECONDS):
+            file.unlink(missing_ok=True)
 
 
 def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
@@ -144,7 +200,7 @@ def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) 
     entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
     header = json.dumps(entries).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
-    handle, made = tempfile.mkstemp(SUFFIX, dir=file.parent)
+    handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(len(header).to_bytes(8, "little") + header)
@@ -181,22 +237,9 @@ def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
 
 
 def _tensors(stream: BinaryIO, kept: Sequence[CachedTensor], start: int) -> list[Tensor]:
-    """Reads the tensors into one piece of memory, in huge pages if available: products read weights from end to end."""
-    size = kept[-1].offset + kept[-1].nbytes
-    memory = mmap.mmap(-1, size + HUGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    whole = whole[-whole.data_ptr() % HUGE :][:size]
-    into = whole.numpy().data
-    stream.seek(start)
-    for first in range(0, size, AT_A_TIME):
-        piece = into[first : first + AT_A_TIME]
-        if stream.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-            raise ValueError("it is cut short")
-    found = []
-    for each in kept:
-        content = whole[each.offset : each.offset + each.nbytes]
-        found.append(content.view(each.dtype).reshape(each.shape))
-    return found
+    """The tensors by memory map: private, so that nothing written to them gets into the file."""
+    memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_WILLNEED"):
+        memory.madvise(mmap.MADV_WILLNEED)  # read ahead while the rest of the engine starts
+    whole = torch.frombuffer(memory, dtype=torch.uint8)[start:]
+    return [whole[each.offset : each.offset + each.nbytes].view(each.dtype).reshape(each.shape) for each in kept]

@@ -15,6 +15,7 @@ from quintet.common.distribution import install_hint
 from quintet.common.json_files import read_object
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
+from quintet.tokenizers.compact import compact, release_free_memory, restore
 from quintet.tokenizers.load_errors import load_error, one_line, without_json
 from quintet.tokenizers.token_bytes import TokenBytes
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
-GGUF_FORMAT = 2  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
+GGUF_FORMAT = 3  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
 _LONG = 2000  # characters or token ids; below, handing them to another thread costs more than they do
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -305,7 +306,7 @@ def freeze(tokenizer: Tokenizer, folder: Path) -> dict[str, Any] | None:
         logger.info("the tokenizer in %s has no form as JSON (%s); each start imports transformers", folder, error)
         return None
     return {
-        "backend": None if _matches_file(described, folder) else described,
+        "backend": None if _matches_file(described, folder) else compact(described) or described,
         "splits_special_tokens": tokenizer.backend.encode_special_tokens,  # which is not in the description
         "named": tokenizer.special_tokens,
         "chat_template": tokenizer.chat_template,
@@ -325,7 +326,10 @@ def _matches_file(described: str, folder: Path) -> bool:
 
 def _thaw(reading: Mapping[str, Any], folder: Path, load: Callable[[], Any]) -> Tokenizer:
     described = reading["backend"]
-    backend = _backend((folder / "tokenizer.json").read_text(encoding="utf-8") if described is None else described)
+    if isinstance(described, dict):
+        backend = _build(restore, described)
+    else:
+        backend = _backend((folder / "tokenizer.json").read_text(encoding="utf-8") if described is None else described)
     backend.encode_special_tokens = reading["splits_special_tokens"]
     return Tokenizer(backend, reading["named"], reading["chat_template"], load)
 
@@ -333,11 +337,17 @@ def _thaw(reading: Mapping[str, Any], folder: Path, load: Callable[[], Any]) -> 
 def _backend(described: str) -> Any:
     from tokenizers import Tokenizer as Backend
 
+    return _build(Backend.from_str, described)
+
+
+def _build(build: Callable[[Any], Any], described: Any) -> Any:
     try:
         with _panic_as_value_error("be made of its description"):
-            return Backend.from_str(described)
+            return build(described)
     except Exception as error:  # what tokenizers raises for a damaged description
         raise ValueError(str(error)) from error
+    finally:
+        release_free_memory()
 
 
 def _by_transformers(path: str | Path, revision: str | None) -> Any:

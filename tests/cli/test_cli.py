@@ -276,3 +276,28 @@ def test_the_user_outranks_the_model_and_the_model_the_command() -> None:
     model: Any = Model()
     params = sampling_params(model, {"temperature": 0.0}, max_tokens=256, top_p=0.5)
     assert (params.temperature, params.top_p, params.max_tokens) == (0.0, 0.9, 256)
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (["generate", "--model", "FILE", "x"], "_engine.print_stderr = first"),
+        (["chat", "--model", "FILE"], "_engine.print_stderr = first"),
+        (["serve", "FILE", "--port", "0"], "serve.logger.info = lambda form, text: first(text)"),
+    ],
+)
+def test_a_start_names_the_model_before_torch_is_imported(words: list[str], output: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(bytes(2**20))
+    code = f"""
+import sys
+from quintet.cli import main
+from quintet.cli.commands import _engine, serve
+def first(text):
+    print(text, 'torch' in sys.modules)
+    sys.exit()
+{output}
+main.main({[str(file) if word == "FILE" else word for word in words]!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (f"loading {file} (1 MiB) False\n", 0), done.stderr

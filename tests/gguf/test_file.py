@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.gguf.cursor import Array, Cursor
 from quintet.gguf.file import files, is_gguf, read, read_metadata
 from tests.helpers.checkpoints.gguf import ARRAY, STRING, Row, header, text
 
@@ -46,6 +47,26 @@ def test_both_versions_are_read(tmp_path: Path) -> None:
 def test_tokens_that_are_no_text_are_told_apart(tmp_path: Path) -> None:
     tokens = read_metadata(written(tmp_path, header({"tokens": ["\udcff", "\udcfe"]})))["tokens"]
     assert [each.encode(errors="surrogateescape") for each in tokens] == [b"\xff", b"\xfe"]
+
+
+def test_strings_are_found_by_their_bytes_in_every_place(tmp_path: Path) -> None:
+    """Also behind each other, and not within another string that holds the same bytes with the same length before."""
+    within = text("end").decode()
+    words = ["end", "", "ends", "end", within, "café", "\udcff", "caf", "end"]
+    found = read_metadata(written(tmp_path, header({"words": words})))["words"]
+    assert isinstance(found, Array)
+    assert sorted(found.positions({"end", "café", "missing"})) == [0, 3, 5, 8]
+    assert list(found.positions({""})) == [1]
+    assert [found[index] for index in range(-1, 8)] == [words[-1], *words[:-1]]
+
+
+def test_a_list_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, walks = written(tmp_path, header({"words": ["a", "b"]})), []
+    walk = Cursor._skip_texts
+    monkeypatch.setattr(Cursor, "_skip_texts", lambda self, *rest: walks.append(rest) or walk(self, *rest))
+    assert read_metadata(path) is read_metadata(path) and len(walks) == 1
+    written(tmp_path, header({"words": ["a", "b", "c"]}))
+    assert len(read_metadata(path)["words"]) == 3 and len(walks) == 2
 
 
 def test_tensors_lie_where_the_table_says(tmp_path: Path) -> None:

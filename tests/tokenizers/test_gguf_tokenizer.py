@@ -140,6 +140,29 @@ def test_a_second_load_reads_no_vocabulary(chat: Path, monkeypatch: pytest.Monke
     assert (second.special_tokens, second.chat_template) == (first.special_tokens, first.chat_template)
 
 
+@pytest.mark.parametrize("name", ["bpe", *OTHERS])
+def test_a_cached_tokenizer_is_the_fresh_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of file: the same description, ids of all texts, ends and bytes of tokens."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = _file(tmp_path, _metadata("spm" if name == "spm-bare" else name, **(BARE if name == "spm-bare" else {})))
+    fresh, cached = load_tokenizer(file), load_tokenizer(file)
+    assert len(list((tmp_path / "cache").rglob("*.reading"))) == 1 and cached.backend is not fresh.backend
+    assert cached.backend.to_str() == fresh.backend.to_str()
+    assert [cached.encode(text) for text in TEXTS] == [fresh.encode(text) for text in TEXTS]
+    assert cached.eos_ids == fresh.eos_ids and cached.added == fresh.added and cached.vocab_size == fresh.vocab_size
+    numbers = range(fresh.vocab_size)
+    assert [cached.token_bytes(each) for each in numbers] == [fresh.token_bytes(each) for each in numbers]
+
+
+def test_a_tokenizer_is_not_taken_from_another_file(
+    chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    load_tokenizer(chat)
+    _file(tmp_path, _metadata("bpe", pre="qwen2", eos_token_id=5) | {"tokenizer.chat_template": TEMPLATE})
+    assert load_tokenizer(chat).eos_ids == (5,)
+
+
 def test_letters_of_unused_bytes_are_letters() -> None:
     """Vocabularies of DeepSeek's name those of bytes that no UTF-8 has as tokens of their own."""
     metadata = _metadata("bpe")

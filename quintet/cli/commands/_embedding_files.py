@@ -81,11 +81,7 @@ def open_model(arguments: argparse.Namespace) -> "LLM":
     kwargs = engine.engine_settings(arguments)
     kwargs.setdefault("model", BUNDLED_EMBED)
     kwargs.setdefault("runner", "pooling")
-    engine.config(kwargs)
-
-    from quintet import LLM
-
-    return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not arguments.quiet)
+    return engine.load(kwargs, arguments.quiet)
 
 
 @contextlib.contextmanager

@@ -66,12 +66,24 @@ def config(kwargs: dict[str, Any]) -> EngineConfig:
 
 def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     """Loads the model. Wrong settings are refused before anything slow is imported."""
-    kwargs = engine_settings(arguments)
-    config(kwargs)
+    return load(engine_settings(arguments), quiet)
+
+
+def load(kwargs: dict[str, Any], quiet: bool) -> "LLM":
+    """Checks the settings, prints which model is loaded, and loads it."""
+    checked = config(kwargs)
+    if not quiet:
+        print_stderr(loading_message(checked.model))  # before the imports, which take a second
 
     from quintet import LLM
 
     return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
+
+
+def loading_message(model: str) -> str:
+    """Returns the first line of a start: the model, and the size of its file."""
+    file = Path(model)
+    return f"loading {model} ({file.stat().st_size / 2**20:.0f} MiB)" if file.is_file() else f"loading {model}"
 
 
 def sampling_params(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> SamplingParams:

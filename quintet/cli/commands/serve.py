@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
     served, loaded = _settings(arguments)
     install_server_log(dataclasses.asdict(served))
+    logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second
     if served.headless or loaded.node_rank:
         return _run_follower(served, loaded)
     if not (served.uds or served.api_key or is_loopback(served.host)):

@@ -1,6 +1,7 @@
 """One rank: a device, its share of the model, the cache, and the step that runs them."""
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class Worker:
             layers=replacements(self.platform.layers),
         )
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
+        self._storing: threading.Thread | None = None  # puts the weights into an automatic cache
         self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
         self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.transformers_backend)(
             hf_config, build
@@ -230,8 +232,15 @@ class Worker:
 
     def _read(self, progress: bool) -> None:
         """The weights, from the checkpoint as it is now."""
-        load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
+        self._finish_store()
+        self._storing = load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
         self._empty = False
+
+    def _finish_store(self) -> None:
+        """Waits until the weights are in the cache: they are about to change."""
+        if self._storing is not None:
+            self._storing.join()
+            self._storing = None
 
     def _begin(self, progress: bool) -> None:
         """Makes the cache, compiles the step, and captures."""
@@ -255,6 +264,7 @@ class Worker:
 
     def sleep(self, level: int) -> int:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
+        self._finish_store()
         freed = self.device.sleep(level)  # refuses before anything is let go
         freed += sum(_storage_bytes(self._state).values())
         self._step, self._whole, self._state = _asleep_step, _asleep_step, ()  # a recorded step holds addresses
@@ -276,6 +286,7 @@ class Worker:
         """
         reading, step = ParameterLoad(self.model, folder), self._whole
         self._step = _failed_reload_step
+        self._finish_store()
         reading.overwrite(self.platform)
         self._step, self._folder = step, folder
 

@@ -5,11 +5,12 @@ used for another, as torch would do, but the memory itself stays as long as the 
 """
 
 import math
+import mmap
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory for a weight. A large one begins where a huge page does; memory before is not touched."""
+    """Uninitialized memory for a weight. A large one is in huge pages if available, and begins with one."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE:
         return torch.empty(*shape, dtype=dtype)
-    memory = torch.empty(size + HUGE, dtype=torch.uint8)
-    first = -memory.data_ptr() % HUGE
-    return memory[first : first + size].view(dtype).view(*shape)
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(*shape, dtype=dtype)
+    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has small pages
+    with suppress(OSError):  # refused: it works without
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    first = -whole.data_ptr() % HUGE
+    return whole[first : first + size].view(dtype).view(*shape)

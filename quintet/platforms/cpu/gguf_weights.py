@@ -10,7 +10,10 @@ from quintet.ops.quantize import canonicals as by_reader
 from quintet.ops.quantize import concat_outputs
 from quintet.platforms.cpu.arena import empty_weight
 from quintet.platforms.cpu.ops.extension import extension, missing
-from quintet.platforms.cpu.weight_layout import has_two_level_scales, shapes
+from quintet.platforms.cpu.weight_layout import COLUMNS, W8A8, empty_packed, has_two_level_scales, kernel_number, shapes
+from quintet.platforms.cpu.weight_layout import pack as pack_canonical
+
+STRETCH = 2**20  # numbers that are unpacked and packed at a time: a core's cache holds them
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
@@ -50,6 +53,41 @@ def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matr
         first += count
     zeros = torch.zeros(scales.shape, dtype=torch.uint8) if fmt.zeros else None
     return Matrix(values if fmt.bits == 4 else values.view(torch.int8), scales, zeros, format=fmt, mins=mins)
+
+
+def pack_by_stretches(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The same as weight_layout.pack() of canonical(), some rows at a time: what is unpacked stays in the processor's
+    cache, and the canonical matrix, which may be larger than the file, is never in memory as a whole.
+
+    None for formats with minima, which may be packed by what the whole matrix holds, for those that pack() takes, and
+    for other readers' weights.
+    """
+    rows, fmt, inputs = _native_blocks(weight, parts), weight.format, weight.shape[-1]
+    if rows is None or fmt.mins or has_two_level_scales(fmt) or fmt.kind == "fp8" or kernel_number(fmt) == W8A8:
+        return None
+    outputs = sum(len(each.bytes) for each in rows)
+    step = max(1, STRETCH // inputs // COLUMNS) * COLUMNS
+    whole = empty_packed(outputs, inputs, fmt)
+    for first in range(0, outputs, step):
+        own = slice(first // COLUMNS, -(-min(first + step, outputs) // COLUMNS))
+        piece = pack_canonical(
+            _unpacked(_between(rows, first, first + step), inputs, fmt), {name: x[own] for name, x in whole.items()}
+        )
+        if "zeros" in piece:
+            zeros = whole.setdefault("zeros", piece["zeros"].new_empty(len(whole["weight"]), *piece["zeros"].shape[1:]))
+            zeros[own] = piece["zeros"]
+    return whole
+
+
+def _between(rows: Sequence[BlockRows], first: int, last: int) -> list[BlockRows]:
+    """Rows `first` to `last` of all, one after the other."""
+    found, start = [], 0
+    for each in rows:
+        count = len(each.bytes)
+        if start < last and first < start + count:
+            found.append(each._replace(bytes=each.bytes[max(0, first - start) : max(0, last - start)]))
+        start += count
+    return found
 
 
 def can_pack(weight: Weight) -> bool:

@@ -241,7 +241,8 @@ class CPU(Platform):
                 return quantized.pack(weight.local(parts), weight.format)
             if blocks.can_pack(weight):
                 return blocks.pack(weight, parts)
-            return packer_of(weight.format).pack(blocks.canonical(weight, parts))
+            packed = blocks.pack_by_stretches(weight, parts)
+            return packer_of(weight.format).pack(blocks.canonical(weight, parts)) if packed is None else packed
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
             raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None

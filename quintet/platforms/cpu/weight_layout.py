@@ -27,8 +27,9 @@ LARGEST = 127  # of a table's numbers, once they are whole
 NOT_FINITE = 2  # lay_scales() says of them
 
 
-def pack(matrix: Matrix) -> dict[str, Tensor]:
+def pack(matrix: Matrix, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """A canonical matrix as pack() lays it, its whole numbers exactly. ValueError for scales that are not finite.
+    `into`: memory for "weight" and "scales", such as the blocks of a larger weight.
 
     Beside weight and scales: "zeros" uint8 and "mins" float16 [blocks, G, 64], "order" int32 [K]. Scales and minima are
     held in float16, to one part in 2048. They are followed by their columns' powers of two, 1 but where float16 is too
@@ -39,7 +40,8 @@ def pack(matrix: Matrix) -> dict[str, Tensor]:
     outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.format.bits
     fmt = packed_format(matrix.format, inputs)
     packed_shape, scales_shape = shapes(outputs, inputs, fmt)
-    packed, values = empty_weight(packed_shape, torch.uint8), matrix.values.contiguous()
+    values, into = matrix.values.contiguous(), into or {}
+    packed = into["weight"] if into else empty_weight(packed_shape, torch.uint8)
     bytes_of = _bytes_of(matrix.format)
     places = packed.data_ptr(), values.data_ptr(), bytes_of.data_ptr()
     extension().lay_quantized(*places, outputs, inputs, fmt.bits == 4)
@@ -52,8 +54,15 @@ def pack(matrix: Matrix) -> dict[str, Tensor]:
     if kernel_number(fmt) == W8A8:
         found["scales"] = _blocks(_finite(scales), scales_shape)
     else:
-        found |= _scales(scales, mins, scales_shape)
+        found |= _scales(scales, mins, scales_shape, into.get("scales"))
     return found if matrix.input_order is None else {**found, "order": matrix.input_order.int().contiguous()}
+
+
+def empty_packed(outputs: int, inputs: int, fmt: WeightFormat) -> dict[str, Tensor]:
+    """Returns memory for pack()'s "weight" and "scales" of a format whose products take scales in float16."""
+    packed, (blocks, groups, _) = shapes(outputs, inputs, packed_format(fmt, inputs))
+    scales = empty_weight((blocks, groups + POWERS, COLUMNS), torch.float16)
+    return {"weight": empty_weight(packed, torch.uint8), "scales": scales}
 
 
 def has_two_level_scales(fmt: WeightFormat) -> bool:
@@ -161,11 +170,13 @@ def _offsets(matrix: Matrix) -> tuple[Tensor | None, Tensor | None]:
     return None, shift if mins is None else mins + shift
 
 
-def _scales(scales: Tensor, mins: Tensor | None, shape: tuple[int, ...]) -> dict[str, Tensor]:
+def _scales(
+    scales: Tensor, mins: Tensor | None, shape: tuple[int, ...], out: Tensor | None = None
+) -> dict[str, Tensor]:
     """float32 [N, G] as products take them, with powers of two."""
     blocks, groups, _ = shape
     scales = scales.contiguous()
-    found = {"scales": torch.empty(blocks, groups + POWERS, COLUMNS, dtype=torch.float16)}
+    found = {"scales": torch.empty(blocks, groups + POWERS, COLUMNS, dtype=torch.float16) if out is None else out}
     if mins is not None:
         mins, found["mins"] = mins.float().contiguous(), torch.empty(shape, dtype=torch.float16)
     places = (0 if each is None else each.data_ptr() for each in (found["scales"], found.get("mins"), scales, mins))

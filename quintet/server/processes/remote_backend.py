@@ -67,15 +67,19 @@ class RemoteBackend:
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
         self._counter: asyncio.Task[None] | None = None
+        self.expected_tokenizer: Path | None = None  # loaded while the engine loads; the one that is served counts
+        self._early_tokenizer: asyncio.Task[Tokenizer | None] | None = None
 
     def start(self) -> None:
         """Begins to receive, and sends Join to the engines."""
         self._engines.tell_all(wire.Join(self._worker))
         loop = asyncio.get_running_loop()
         self._reader, self._counter = loop.create_task(self._read()), loop.create_task(self._count())
+        if self.expected_tokenizer is not None:
+            self._early_tokenizer = loop.create_task(asyncio.to_thread(_load_early, self.expected_tokenizer))
 
     def close(self) -> None:
-        for task in (self._reader, self._meeting, self._counter):
+        for task in (self._reader, self._meeting, self._counter, self._early_tokenizer):
             if task is not None:
                 task.cancel()
         self._inbox.close(0)
@@ -233,7 +237,10 @@ class RemoteBackend:
 
     async def _load_tokenizer(self, served: ModelInfo) -> None:
         if served.tokenizer is not None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+            early = None if self._early_tokenizer is None else await self._early_tokenizer
+            if early is None or served.tokenizer != str(self.expected_tokenizer):
+                early = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+            self._tokenizer = early
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
         pooling = served.pooling
         if pooling is not None and self._tokenizer is not None:
@@ -289,3 +296,11 @@ class _Traces:
 
     async def stop(self) -> tuple[str, int, str]:
         return (await self._order(wire.StopProfile())).trace
+
+
+def _load_early(file: Path) -> Tokenizer | None:
+    """None if it cannot be loaded: the engine then refuses the model, or the tokenizer is another one."""
+    try:
+        return load_tokenizer(file)
+    except (ValueError, OSError, MemoryError):
+        return None

@@ -17,6 +17,7 @@ from quintet.config import EngineConfig
 from quintet.config.schema.error_names import NameTranslation
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.processes.messages import EngineOrders, Failure, engine_name
+from quintet.gguf.file import is_gguf
 from quintet.server.config import ServerConfig
 from quintet.server.processes.messages import ApiOrders
 
@@ -43,6 +44,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener, self._wording = server, listener, wording or NameTranslation()
         self._profiles = engine.profiler_config.profiler is not None
+        self._tokenizer = _tokenizer_file(engine)
         self._folder = PrivateFolder()  # of the sockets between the processes
         self._server_fields = _plain_config(server)
         self._failed: str | None = None  # why the server ends
@@ -92,6 +94,7 @@ class Supervisor:
         self._api = ApiServer(
             self._settings, self._folder.path, 0, self._stop_others, self._profiles, len(self._engines)
         )
+        self._api.backend.expected_tokenizer = self._tokenizer
         for number, each in enumerate(self._engines):
             each.follow(partial(self._on_engine_exit, number))
         for worker in range(1, self._settings.api_workers):
@@ -253,3 +256,10 @@ class Supervisor:
 
 def _plain_config(config: EngineConfig | ServerConfig) -> dict[str, Any]:
     return {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+
+
+def _tokenizer_file(config: EngineConfig) -> Path | None:
+    """Returns the GGUF file that the tokenizer will be read from, where that is known without the engine."""
+    file = Path(config.model).expanduser()
+    own = config.tokenizer is None and not config.skip_tokenizer_init and config.tokenizer_mode != "mistral"
+    return file if own and is_gguf(file) else None

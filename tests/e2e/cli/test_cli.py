@@ -28,7 +28,8 @@ def _run(*words: str, stdin: str = "", **environ: str) -> subprocess.CompletedPr
 def test_generate_prints_text_and_speed() -> None:
     done = _run("generate", "--chat", "--temperature", "0", FRANCE)
     assert (done.returncode, done.stdout) == (0, PARIS + "\n")
-    assert re.fullmatch(r"\d+ prompt tokens, first token after .* tokens of output, .* tokens/s\n", done.stderr)
+    figures = r"\d+ prompt tokens, first token after .* tokens of output, .* tokens/s\n"
+    assert re.fullmatch(f"loading bundled\n{figures}", done.stderr)
 
 
 @pytest.mark.slow

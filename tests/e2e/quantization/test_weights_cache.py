@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
+from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.model_loader import weights_cache
+from quintet.model_loader.loader import ParameterLoad
 from quintet.platforms.cpu.platform import CPU
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
 
+GGUF = Path(__file__).parents[2] / "data/quantized/gguf/llama.gguf"
 PLACED: list[str] = []
 
 
@@ -30,11 +34,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPU, "place", counting)
 
 
-def tokens(folder: Path, cache: Path, **settings: Any) -> list[int]:
+def tokens(folder: Path, cache: Path | str | None, **settings: Any) -> list[int]:
     small = {"dtype": "bfloat16", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False, **settings}
     llm = LLM(str(folder), device="cpu", skip_tokenizer_init=True, weights_cache=cache, **small)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    (output,) = llm.generate([{"prompt_token_ids": random_prompts(3, (20,), 101)[0]}], params, use_tqdm=False)
+    (output,) = llm.generate([{"prompt_token_ids": random_prompts(3, (20,), 64)[0]}], params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 12
     return list(output.outputs[0].token_ids)
 
@@ -135,3 +139,85 @@ def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(weights_cache.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
     tokens(model().folder, tmp_path / "kept")
     assert not list((tmp_path / "kept").iterdir()) and "0.0 GiB left" in caplog.text
+
+
+# ----------------------------------------------------------------------------------------------- the automatic cache
+
+
+@pytest.fixture
+def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A GGUF file, all of which are large enough here, and a user's cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights_cache, "MIN_AUTO_BYTES", 1)
+    return Path(shutil.copy(GGUF, tmp_path / "model.gguf"))
+
+
+def kept_files() -> list[Path]:
+    for thread in threading.enumerate():
+        if thread.name == "quintet-weights-cache":
+            thread.join()
+    return list(cache_folder("weights").glob("*"))
+
+
+def test_packed_weights_of_a_gguf_file_are_kept_by_default(gguf: Path) -> None:
+    first = tokens(gguf, "auto")
+    assert PLACED and len(kept_files()) == 1
+    PLACED.clear()
+    assert tokens(gguf, "auto") == first
+    assert not PLACED and len(kept_files()) == 1
+
+
+@pytest.mark.parametrize("settings", [{"weights_cache": "none"}, {"weights_cache": None}, {"small": True}, {"disk": 1}])
+def test_none_are_kept(settings: dict[str, Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the setting says so, of a small file, and where they would take too much of the disk."""
+    if settings.pop("small", False):
+        monkeypatch.setattr(weights_cache, "MIN_AUTO_BYTES", gguf.stat().st_size + 1)
+    if settings.pop("disk", False):
+        monkeypatch.setattr(weights_cache, "AUTO_SHARE", 0.0)
+    tokens(gguf, settings.pop("weights_cache", "auto"))
+    assert PLACED and not kept_files()
+
+
+def test_a_changed_file_is_packed_anew(gguf: Path) -> None:
+    tokens(gguf, "auto")
+    (before,) = kept_files()
+    os.utime(gguf, ns=(1, 1))
+    PLACED.clear()
+    tokens(gguf, "auto")
+    assert PLACED and len(kept_files()) == 2 and before.exists()
+
+
+def test_weights_that_were_not_used_for_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_cache, "MAX_AUTO_BYTES", 25)
+    for age, name in enumerate(("new", "used", "old", "unfinished-old", "unfinished-new")):
+        file = tmp_path / f"{name}.weights"
+        file.write_bytes(bytes(10))
+        if name != "unfinished-new":
+            os.utime(file, (1000 - age, 1000 - age))
+    weights_cache.prune(tmp_path)
+    assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "unfinished-new", "used"]
+
+
+def test_weights_are_stored_before_they_are_overwritten(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload waits for the thread that stores them."""
+    release, order, write = threading.Event(), list[str](), weights_cache._write
+    overwrite = ParameterLoad.overwrite
+
+    def slow(*content: Any) -> None:
+        release.wait()
+        write(*content)
+        order.append("stored")
+
+    def noted(self: ParameterLoad, platform: Any) -> None:
+        order.append("overwritten")
+        overwrite(self, platform)
+
+    monkeypatch.setattr(weights_cache, "_write", slow)
+    monkeypatch.setattr(ParameterLoad, "overwrite", noted)
+    with LLM(str(gguf), device="cpu", skip_tokenizer_init=True, max_model_len=64, use_tqdm=False) as llm:
+        reload = threading.Thread(target=llm.reload_weights)
+        reload.start()
+        assert not order
+        release.set()
+        reload.join()
+    assert order == ["stored", "overwritten"]

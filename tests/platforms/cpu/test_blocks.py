@@ -69,6 +69,20 @@ def test_unpacked_is_what_the_reader_makes_of_them(name: str) -> None:
     assert (got.zeros is None) == (want.zeros is None)
 
 
+@pytest.mark.parametrize("activations", BOTH)
+@each_type
+def test_packing_by_stretches_gives_the_same_bytes(
+    name: str, activations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "STRETCH", tiles.COLUMNS * INPUTS)  # one block at a time
+    weight = weight_of(name, activations, parts=3)  # which begin within a block
+    got = blocks.pack_by_stretches(weight, tensors_of(weight, name))
+    assert (got is None) == (weight.format.mins or name in tiles.LEVELS)
+    if got is not None:
+        want = tiles.pack(blocks.canonical(weight, tensors_of(weight, name)))
+        assert got.keys() == want.keys() and all(torch.equal(got[part], want[part]) for part in want)
+
+
 @each_leveled
 def test_laid_stands_for_what_the_file_says(name: str) -> None:
     weight = weight_of(name, parts=3)

@@ -30,8 +30,9 @@ from tests.helpers.platforms.null_engine import null_client, until
 class Engine:
     """The other end of a Remote's wire."""
 
-    def __init__(self, folder: Path, count: int = 1) -> None:
+    def __init__(self, folder: Path, count: int = 1, expected_tokenizer: Path | None = None) -> None:
         self.remote, self._context = RemoteBackend(folder, 0, step_timeout=10, num_engines=count), zmq.Context()
+        self.remote.expected_tokenizer = expected_tokenizer
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.connect(wire.worker_address(folder, 0))
         self.remote.start()
@@ -134,6 +135,28 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp
     why = f"the model's tokenizer or a logits processor cannot be loaded: {tmp_path} holds no tokenizer: "
     assert engine.remote.death_reason is not None and engine.remote.death_reason.startswith(why)
     assert engine.remote.unavailable_reason() == engine.remote.death_reason
+
+
+@pytest.mark.parametrize("expected", ["served", "another", "missing"])
+async def test_a_tokenizer_is_loaded_while_the_engine_loads_if_it_is_the_one_that_is_served(
+    expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = list[str]()
+
+    def counting(path: str | Path) -> Tokenizer:
+        loaded.append(Path(path).name)
+        return load_tokenizer(path)
+
+    for name in ("served", "another"):
+        (tmp_path / name).mkdir()
+        byte_level(tmp_path / name)
+    monkeypatch.setattr(remotes, "load_tokenizer", counting)
+    engine = Engine(tmp_path, expected_tokenizer=tmp_path / expected)
+    await until(lambda: bool(loaded))
+    engine.say(wire.Hello(model(tmp_path / "served"), pulse(1.0)))
+    await until(lambda: engine.remote.unavailable_reason() is None)
+    assert loaded == (["served"] if expected == "served" else [expected, "served"])
+    engine.close()
 
 
 async def ready(engine: Engine, folder: Path) -> RemoteBackend:
