@@ -81,7 +81,7 @@ def added_for(kind: str, architectures: Iterable[str] | None) -> str | None:
 def added_class(kind: str, architectures: Iterable[str] | None) -> type | None:
     """Returns the class that was added for a model, by its architecture or type; None where none was."""
     name = added_for(kind, architectures)
-    return None if name is None else _loaded(name, added()[name])
+    return None if name is None else load_class(name, added()[name])
 
 
 def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend: bool = False) -> type:
@@ -92,7 +92,7 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
         return made
     kind, overrides = config.model_type, overrides or {}
     if kind in overrides:
-        return _loaded(kind, overrides[kind])
+        return load_class(kind, overrides[kind])
     own = added_class(kind, getattr(config, "architectures", None))
     if own is None and kind not in families():
         raise ValueError(
@@ -111,8 +111,8 @@ def built_in_class(kind: str) -> type:
     return model
 
 
-def _loaded(name: str, model: str | type) -> type:
-    """ValueError names what was added and cannot be imported."""
+def load_class(name: str, model: str | type) -> type:
+    """Returns a class, or imports "package.module:Class"; ValueError names what was added and cannot be imported."""
     if isinstance(model, type):
         return model
     module, _, attribute = model.partition(":")

@@ -35,6 +35,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
         )
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        assert rotary is not None
         return LatentAttention(build, MLASizes.from_config(config), rotary)
 
     def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:

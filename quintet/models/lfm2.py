@@ -27,7 +27,7 @@ RENAMED = {
 }
 
 
-def mixer(config: Any, build: BuildContext, rotary: Rotary, index: int) -> GatedConv | SelfAttention:
+def mixer(config: Any, build: BuildContext, rotary: Rotary | None, index: int) -> GatedConv | SelfAttention:
     """A layer's convolution or attention, with norms on the heads of q and k."""
     kind = config.layer_types[index]
     if kind == "conv":

@@ -263,7 +263,7 @@ def test_a_quick_run_takes_some_of_each_check_and_vouches_for_nothing(
 def test_a_quick_run_leaves_out_no_check() -> None:
     """And so no clause that the kit proves."""
     subject = Subject("cpu")
-    assert all(kit._quick_trials(each.trials(subject)) for each in kit.checks())
+    assert all(kit.TrialSelection(quick=True).of(each.trials(subject)) for each in kit.checks())
 
 
 def test_on_a_terminal_the_trial_of_the_moment_is_shown(

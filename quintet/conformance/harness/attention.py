@@ -29,7 +29,7 @@ REQUESTS = 8  # of such a step
 def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
     if spec.chunk is not None and "chunk" not in platform.optional_spec_fields:
-        raise NotSupported(f"{platform.name} has no attention within chunks")
+        raise NotSupported("no attention within chunks: Platform.optional_spec_fields lacks 'chunk'")
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
