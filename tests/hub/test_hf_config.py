@@ -187,9 +187,7 @@ def test_entries_that_no_model_has_are_named(
 
 
 def test_a_family_without_a_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="no config for model type 'sextet', and no package adds .*; give the"
-    ):
+    with pytest.raises(ValueError, match="no config for model type 'sextet', and no package adds .*; give the"):
         read_config("sextet", {}, tmp_path / "config.json")
 
 

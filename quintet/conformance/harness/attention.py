@@ -33,7 +33,7 @@ def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
-        raise NotSupported(str(reasons)) from reasons
+        raise NotSupported(f"Platform.mixer() refuses it: {reasons}") from reasons
 
 
 @dataclass(frozen=True)
