@@ -118,12 +118,12 @@ def _save_report(report: "ConformanceReport", request: ConformanceRequest) -> No
 
     if request.json:
         report.write(Path(request.json))
-    if request.section or report.quick or report.untried:
+    if request.section or request.quick or report.untried:
         return
     table = features.support(report)
     if request.support:
         table.write(Path(request.support))
-    place = local_table_path(report.platform)
+    place = local_table_path(report.platform, request.family)
     try:
         table.write(place)
     except OSError as error:  # a read-only home takes nothing from the report

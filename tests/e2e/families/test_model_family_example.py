@@ -12,12 +12,15 @@ import transformers
 
 import quintet.models
 from quintet import LLM, CompletionOutput, SamplingParams
+from quintet.cli import main as cli
 from quintet.common.plugins import load_plugins
-from quintet.conformance import features, kit
+from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
-from quintet.engine.platform_support import Evidence
+from quintet.engine.platform_support import support_evidence
+from quintet.platforms import choose
 from quintet_tools.checkpoints.sizes import PLAIN
 from quintet_tools.checkpoints.tiny import Tiny, make
+from tests.helpers.logs import as_before
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "model-family"
 PROMPTS = [[5, 17, 3], [88, 2, 41, 9, 60, 33]]
@@ -107,18 +110,19 @@ def test_int8_is_as_near_as_llamas(package: dict[str, Any], tmp_path: Path) -> N
         assert got.logprobs[0][token].logprob == pytest.approx(want.logprobs[0][token].logprob, abs=0.1)
 
 
-def test_the_kit_verifies_the_family(package: dict[str, Any]) -> None:
-    report = kit.run(Subject("cpu"), ["models"], selection=kit.TrialSelection(family="stranger"))
-    assert [result.what for result in report.results] == [
-        "stranger: plain",
-        "stranger: plain, tokens",
-        "stranger in bfloat16",
-    ]
-    assert not report.failures, str(report)
-    support = features.support(report)
-    assert support.supported == {"family/stranger", "tokens/stranger", "bfloat16/stranger"}
-    assert Evidence(support, "of this run").unproven_features("cpu", ["family/stranger"]) == ""
-    assert "family/stranger" in Evidence(None, "no report").unproven_features("cpu", ["family/stranger"])
+def test_the_kit_verifies_the_family(
+    package: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wanted = ["family/stranger"]
+    assert "family/stranger" in support_evidence(choose("cpu")).unproven_features("cpu", wanted)
+    with as_before():
+        assert cli.main(["conformance", "--device", "cpu", "--family", "stranger"]) == 0
+    assert "every clause that was tried holds" in capsys.readouterr().out
+    evidence = support_evidence(choose("cpu"))
+    assert evidence.unproven_features("cpu", wanted) == "" and evidence.support is not None
+    shown = {f"{claim}/stranger" for claim in ("family", "tokens", "bfloat16", "bits")}
+    assert shown <= evidence.support.supported
 
 
 def test_the_kit_finds_a_vector_that_is_not_applied(package: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
