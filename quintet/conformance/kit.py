@@ -130,6 +130,7 @@ def run_trial(of: Check, trial: Trial) -> TrialResult:
         trial.call()
     except NotSupported as reason:
         outcome, detail = TrialOutcome.UNSUPPORTED, str(reason) or "no reason was given"
+        detail += f" ({reason.claim})" if reason.claim else ""
     except ContractViolation as broken:
         outcome, detail = TrialOutcome.FAILED, str(broken)
     except Exception as error:  # whatever a vendor's code raises is its result

@@ -280,9 +280,14 @@ def test_unsupported_trials_are_listed_by_reason(
     def lacking() -> None:
         raise NotSupported("no sleep: Capabilities.sleep is False")
 
-    checks(lacking, nothing, lacking)
-    assert conformance("--quick") == 0
-    assert "     2  probe.pure: no sleep: Capabilities.sleep is False\n" in capsys.readouterr().out
+    def refused() -> None:
+        raise NotSupported("no slopes", "Platform.mixer")
+
+    checks(lacking, nothing, lacking, refused)
+    assert conformance() == 0
+    out = capsys.readouterr().out
+    assert "     2  probe.pure: no sleep: Capabilities.sleep is False\n" in out
+    assert "     1  probe.pure: no slopes (Platform.mixer)\n" in out
 
 
 def test_a_quick_run_leaves_out_no_check() -> None:

@@ -33,7 +33,7 @@ def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
-        raise NotSupported(f"Platform.mixer() refuses it: {reasons}") from reasons
+        raise NotSupported(str(reasons), "Platform.mixer") from reasons
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionS
             reasons.append(str(reason))
         else:
             return spec
-    raise NotSupported("; ".join(dict.fromkeys(reasons)))
+    raise NotSupported("; ".join(dict.fromkeys(reasons)), "Platform.mixer")
 
 
 def reference_attention(session: AttentionSession, row: int, wanted: range | None = None) -> Tensor:
