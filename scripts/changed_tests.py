@@ -26,6 +26,7 @@ AREAS = (  # changed file: folders whose tests look at it
     ("CMakeLists.txt", CSRC),
     ("quintet/_cpu.pyi", CSRC),
     ("examples/vendor-platform/*", ("tests/conformance", "tests/e2e/cli")),
+    ("examples/model-family/*", ("tests/e2e/families",)),
     ("examples/machines/*", ("tests/e2e/parallel",)),
     ("quintet/conformance/template/*", ("tests/conformance", "tests/cli/test_new_platform.py")),
     ("quintet/bundled/*", ("tests/e2e/cli",)),

@@ -19,6 +19,7 @@ OUTSIDE = {
     "quintet/bundled-embed/README.md": "bundled-embed.md",
     "examples/vllm-scripts/README.md": "examples/vllm-scripts.md",
     "examples/vendor-platform/README.md": "examples/vendor-platform.md",
+    "examples/model-family/README.md": "examples/model-family.md",
 }
 
 _TOKEN = re.compile(r"^```.*?^```|\[(?P<text>(?:`[^`]*`|[^\]`])*)\]\((?P<target>[^)\s]+)\)|`[^`]*`", re.M | re.S)

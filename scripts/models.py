@@ -335,7 +335,12 @@ python scripts/support.py && python scripts/models.py
 
 What a family may have, and where it is (`quintet/models/`, unless another folder is named):
 
-- Llama's blocks and names, with another attention or feed-forward: `DecoderTrunk`, `PreNormBlock`, as in `arcee.py`.
+- Llama with another part: override the hook of `LlamaForCausalLM` that builds it. `_attention_sizes` (biases, windows,
+  checkpoint layout) as in `mistral.py`, `_rotary` as in `helium.py`, `_attention` as in `qwen3.py`, `_mlp` as in
+  `arcee.py`, `_block` and `_trunk` as in `granite.py`.
+- A parameter of your own: a `Layer` with `weights()`; `vector_weight()` of `quintet/layers/build.py` declares one with
+  one axis, as in `examples/model-family/stranger/model.py`. Products are `column_parallel`, `row_parallel` and
+  `LMHead` of `quintet/layers/linear.py`.
 - Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
   `quintet/layers/blocks.py`, as in `apertus.py`, `cohere2.py`, `exaone4.py`, `afmoe.py`.
 - Something behind the embedding, a last norm that is not Llama's: `Trunk`, as in `bloom.py`, `olmo.py`, `nanochat.py`.
@@ -355,7 +360,9 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - The text model of a wrapper: its type, in `_ALIASES`; `model_loader/text_names.py` maps the names of all.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
-`quintet.models.register()` ([loading](loading.md#models-of-installed-packages)).
+`quintet.models.register()` ([loading](loading.md#models-of-installed-packages)). The model class's `config_class` reads
+its config, and `quintet conformance` compares it with the `reference_class`.
+[examples/model-family](../examples/model-family/README.md) is one, whole.
 """
 
 if __name__ == "__main__":

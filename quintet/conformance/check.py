@@ -13,7 +13,12 @@ T = TypeVar("T")
 
 
 class NotSupported(Exception):
-    """Raised by a trial of something that the platform says it does not have; the message is its reason."""
+    """Raised by a trial of something that the platform says it does not have; the message is its reason. `claim`: the
+    method that would turn it on, where the reason does not name one."""
+
+    def __init__(self, reason: str, claim: str = "") -> None:
+        super().__init__(reason)
+        self.claim = claim
 
 
 class ContractViolation(AssertionError):

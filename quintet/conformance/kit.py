@@ -5,8 +5,10 @@ import itertools
 import math
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import refuse_unknown
 from quintet.common.tools_package import MISSING, has_tools
 from quintet.conformance import sections
@@ -19,6 +21,28 @@ ORDER = (
     "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "numbers",
     "oracle", "faults",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrialSelection:
+    """Trials of a check that run: by default, all."""
+
+    quick: bool = False  # as many as the square root of all, from the first to the last
+    family: str = ""  # those of this model family's features alone
+
+    @property
+    def partial(self) -> bool:
+        return self.quick or bool(self.family)
+
+    def of(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Returns those of a check's trials."""
+        known = list(trials)
+        if self.family:
+            known = [each for each in known if self.family in {name.partition("/")[2] for name in each.features}]
+        return evenly_chosen(known, math.ceil(math.sqrt(len(known)))) if self.quick else known
+
+
+ALL_TRIALS = TrialSelection()
 
 
 def section_names() -> list[str]:
@@ -51,22 +75,27 @@ def run(
     show: Callable[[TrialResult], None] = lambda result: None,
     begin: Callable[[str], None] = lambda section: None,
     start: Callable[[Check, Trial], None] = lambda check, trial: None,
-    quick: bool = False,
+    selection: TrialSelection = ALL_TRIALS,
 ) -> ConformanceReport:
     """Every trial of every check; one that fails stops none of the others. `begin` hears of each section before it,
-    `start` of each trial before it, `show` of what it gave. `quick`: of each check as many trials as the square root of
-    all, from the first to the last."""
+    `start` of each trial before it, `show` of what it gave. ValueError: no trial is selected."""
+    load_plugins()  # they may add families
     results: list[TrialResult] = []
     sections = []
     for section, group in itertools.groupby(checks(wanted), lambda each: each.section):
         sections.append(section)
         begin(section)
         for each in group:
-            for trial in _quick_trials(list_trials(each, subject)) if quick else list_trials(each, subject):
+            for trial in selection.of(list_trials(each, subject)):
                 start(each, trial)
                 results.append(run_trial(each, trial))
                 show(results[-1])
-    return ConformanceReport.of(subject, sections, results, quick, untried(wanted))
+    if not results and selection.family:
+        raise ValueError(
+            f"no trial of family {selection.family!r}: it is neither a model_type of docs/models.md nor one that an "
+            "installed package adds (quintet.models)"
+        )
+    return ConformanceReport.of(subject, sections, results, selection.partial, untried(wanted))
 
 
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
@@ -78,11 +107,6 @@ def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
                 if result.outcome is TrialOutcome.FAILED:
                     return f"{result.what}: {result.detail}"
     return None
-
-
-def _quick_trials(trials: Iterator[Trial]) -> list[Trial]:
-    known = list(trials)
-    return evenly_chosen(known, math.ceil(math.sqrt(len(known))))
 
 
 def list_trials(of: Check, subject: Subject) -> Iterator[Trial]:
@@ -106,6 +130,7 @@ def run_trial(of: Check, trial: Trial) -> TrialResult:
         trial.call()
     except NotSupported as reason:
         outcome, detail = TrialOutcome.UNSUPPORTED, str(reason) or "no reason was given"
+        detail += f" ({reason.claim})" if reason.claim else ""
     except ContractViolation as broken:
         outcome, detail = TrialOutcome.FAILED, str(broken)
     except Exception as error:  # whatever a vendor's code raises is its result

@@ -145,6 +145,19 @@ class ConformanceReport(Struct, frozen=True, forbid_unknown_fields=True, kw_only
             groups.setdefault((result.clause, result.check, result.detail), []).append(result)
         return [*groups.values()]
 
+    def _unsupported(self) -> list[str]:
+        """Formats what is unsupported: a line for each reason, which names the claim that would turn it on."""
+        groups: dict[str, list[TrialResult]] = {}
+        for result in self.results:
+            if result.outcome is TrialOutcome.UNSUPPORTED:
+                groups.setdefault(" ".join(result.detail.split()), []).append(result)
+        lines = [
+            f"  {len(alike):4}  {', '.join(sorted({each.clause for each in alike}))}: {reason}"
+            for reason, alike in groups.items()
+        ]
+        head = "unsupported (trials, clauses, and the claim or method that would turn them on):"
+        return ["", head, *lines] if lines else []
+
     def tallies(self) -> dict[str, SectionTally]:
         """Tallies by section, in the order that they ran."""
         return {each: SectionTally.of([r for r in self.results if r.section == each]) for each in self.sections}
@@ -165,6 +178,7 @@ class ConformanceReport(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ]
         for alike in self._alike():
             lines += ["", summarize_alike(alike)]
+        lines += self._unsupported()
         clauses = sorted({result.clause for result in self.failures})
         verdict = f"broken: {', '.join(clauses)}" if clauses else "every clause that was tried holds"
         if self.untried:

@@ -1,17 +1,19 @@
 """Support table of a platform, made by the conformance kit; an engine reads it at its start and never writes it.
 
 A platform's package may have one beside the platform's module, and the kit keeps one of its runs on this machine. The
-newer one is used, so that a new version of a package is not judged by the results of an older one.
+newer one is used, so that a new version of a package is not judged by the results of an older one. A family that was
+tried alone (--family) has a table of its own, which adds what the other one does not mention.
 """
 
 import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from quintet.config.cache_dir import cache_folder
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
@@ -101,9 +103,40 @@ class Evidence:
 
 
 def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:
-    """The newer of what was found on this machine, with this version and device, and what the package brings."""
+    """The newer of what was found on this machine, with this version and device, and what the package brings; and what
+    was found here of families that were tried alone."""
+    evidence, kind, facts = _whole_evidence(platform), platform.platform, _facts(platform)
+    if kind is None or not isinstance(facts, Capabilities):
+        return evidence
+    support = evidence.support
+    for path in sorted(cache_folder("support").glob(f"{kind.name}.*.json")):
+        own = _read_if_there(path)
+        if own and own.platform == kind.name and _is_current(own, facts, platform):
+            support = own if support is None else _with_new_features(support, own)
+    if support is None or evidence.support is not None:
+        return replace(evidence, support=support)
+    return Evidence(support, f"families that were tried alone; of all else, {evidence.origin}")
+
+
+def _with_new_features(known: Support, more: Support) -> Support:
+    """Adds what only the second table mentions."""
+    mentioned = {*known.supported, *known.unsupported}
+    unsupported = {feature: why for feature, why in more.unsupported.items() if feature not in mentioned}
+    return replace(
+        known,
+        supported=known.supported | (more.supported - mentioned),
+        unsupported={**known.unsupported, **unsupported},
+    )
+
+
+def _facts(platform: SelectedPlatform | PlatformCandidate) -> Any:
+    return platform.capabilities if isinstance(platform, SelectedPlatform) else platform.result
+
+
+def _whole_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:
+    """The newer of the tables of whole runs."""
     kind = platform.platform  # the class
-    facts = platform.capabilities if isinstance(platform, SelectedPlatform) else platform.result
+    facts = _facts(platform)
     if kind is None or not isinstance(facts, Capabilities):
         return Evidence(None, f"not available here: {facts}")
     own, shipped = _read_if_there(local_table_path(kind.name)), _packaged(kind)
@@ -125,9 +158,9 @@ def _packaged(kind: type[Platform]) -> Support | None:
     return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
 
 
-def local_table_path(platform: str) -> Path:
-    """Path of the kit's own table on this machine."""
-    return cache_folder("support") / f"{platform}.json"
+def local_table_path(platform: str, family: str = "") -> Path:
+    """Path of the kit's own table on this machine; of a family that was tried alone."""
+    return cache_folder("support") / (f"{platform}.{quote(family, safe='')}.json" if family else f"{platform}.json")
 
 
 def _is_current(own: Support, facts: Capabilities, platform: SelectedPlatform | PlatformCandidate) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from quintet.hub import transformers_cache as readings
 from quintet.hub.legacy_configs import LEGACY_ADAPTERS, adapted_config, resolved_model_type, version
+from quintet.models import added_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -79,20 +80,12 @@ def digest(kind: str, raw: Mapping[str, Any]) -> str:
 
 def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     """transformers' own object. ValueError as read_config()."""
-    from transformers import CONFIG_MAPPING
-
     kind = resolved_model_type(EQUIVALENT_TYPES.get(kind, kind), raw)
-    if kind not in CONFIG_MAPPING and kind not in LEGACY_ADAPTERS:
-        raise ValueError(
-            f"transformers has no config for model type {kind!r}; the package that adds the family "
-            "must also call transformers.AutoConfig.register()"
-        )
+    config_class = None if kind in LEGACY_ADAPTERS else find_config_class(kind, raw.get("architectures"))
     try:
         # A deep copy: transformers moves entries about in what it is given.
         copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_read)
-        config: PretrainedConfig = (
-            adapted_config(kind, copied) if kind in LEGACY_ADAPTERS else CONFIG_MAPPING[kind](**copied)
-        )
+        config: PretrainedConfig = adapted_config(kind, copied) if config_class is None else config_class(**copied)
         if isinstance(getattr(config, "text_config", None), dict):
             raise ValueError("it has a text_config, and models of this type have no parts")
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
@@ -101,6 +94,28 @@ def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "Pretr
         reason = " ".join(str(error).split())[:LONGEST]
         raise ValueError(f"{file} (with hf_overrides) is no valid {kind} config: {reason}") from error
     return config
+
+
+def find_config_class(kind: str, architectures: Any) -> "type[PretrainedConfig]":
+    """Returns transformers' class of a model_type; where it has none, the `config_class` of the model that a package
+    added for it. ValueError if there is neither."""
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    if kind in CONFIG_MAPPING:
+        known: type[PretrainedConfig] = CONFIG_MAPPING[kind]
+        return known
+    model = added_class(kind, architectures if isinstance(architectures, list) else None)
+    found = getattr(model, "config_class", None)
+    remedy = f"give the model class that a package adds config_class, a PretrainedConfig with model_type = {kind!r}"
+    if model is None or found is None:
+        lacking = "no package adds a model for it" if model is None else f"{model.__qualname__} has no config_class"
+        raise ValueError(f"transformers has no config for model type {kind!r}, and {lacking}; {remedy}")
+    if not isinstance(found, type) or not issubclass(found, PretrainedConfig):
+        raise ValueError(f"{model.__qualname__}.config_class is {found!r}, no subclass of PretrainedConfig; {remedy}")
+    config_class: type[PretrainedConfig] = found
+    if config_class.model_type != kind:
+        raise ValueError(f"{found.__qualname__}.model_type is {config_class.model_type!r}, not {kind!r}; {remedy}")
+    return config_class
 
 
 def _read(entry: Entries) -> Any:

@@ -10,8 +10,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, replicated
+from quintet.interface.weights import Weight
+from quintet.layers.build import BuildContext, Layer, vector_weight
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import router
 from quintet.layers.norm import RMSNorm
@@ -45,9 +45,7 @@ class AltUp(Layer):
     def weights(self, path: str) -> list[Weight]:
         if not self._lanes.scaled:
             return []
-        name, width = "correct_output_scale", self._lanes.hidden
-        part = CheckpointSlice(f"{path}.{name}", (width,), replicated(width, self._build.size).ranges)
-        return [Weight(name, (part,), 0, self._build.rank, self._build.dtype, "vector")]
+        return [vector_weight(self._build, f"{path}.correct_output_scale", self._lanes.hidden)]
 
     def constants(self) -> Mapping[str, Tensor]:
         ones = torch.ones(self._lanes.hidden, dtype=self._build.dtype)

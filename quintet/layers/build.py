@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quintet.interface.platform import Communicator
 from quintet.interface.types import AttentionSpec, StateSpec
-from quintet.interface.weights import Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage
@@ -147,6 +147,22 @@ class Shards:
 def replicated(total: int, size: int) -> Shards:
     """Every rank keeps all."""
     return Shards(total, ((0, total),) * size)
+
+
+def vector_weight(
+    build: BuildContext,
+    source: str,
+    shards: Shards | int,
+    dtype: torch.dtype | None = None,
+    shift: float = 0.0,
+    name: str = "",
+) -> Weight:
+    """Returns a layer's parameter with one axis. `source`: its tensor in the checkpoint. `shards`: its width, where
+    every rank keeps all. `dtype`: the model's if None. `name`: the attribute, by default the last part of `source`.
+    """
+    split = replicated(shards, build.size) if isinstance(shards, int) else shards
+    part = CheckpointSlice(source, (split.total,), split.ranges, shift=shift)
+    return Weight(name or source.rpartition(".")[2], (part,), 0, build.rank, dtype or build.dtype, "vector")
 
 
 def even_shards(total: int, size: int) -> Shards:

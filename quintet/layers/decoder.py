@@ -181,6 +181,13 @@ class ModelBase(nn.Module):
     uses_token_types: bool = False  # True: tokens have segments (token_type_ids), in the batch's inputs
     trunk_name: ClassVar[str] = "model"  # module that computes hidden states of the step's rows, and taps
 
+    # of a family that an installed package adds
+    config_class: ClassVar[type | None] = None  # transformers' PretrainedConfig, where it does not know the model_type
+    # what the conformance kit compares with: "package.module:Class" of a PreTrainedModel; None: transformers' own class
+    reference_class: ClassVar[str | None] = None
+    # its small models: variant -> entries of config.json beside those of sizes.PLAIN
+    reference_configs: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
     # tensors of a checkpoint
     renamed_tensors: ClassVar[Mapping[str, str]] = {}  # parts of their names -> parts of the modules' names
     ignored_tensors: tuple[str, ...] = ()  # patterns of names that a file may hold and no layer asks for

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, replicated
+from quintet.layers.build import BuildContext, Layer, Shards, vector_weight
 
 
 class RMSNorm(Layer):
@@ -30,7 +30,7 @@ class RMSNorm(Layer):
     def weights(self, path: str) -> list[Weight]:
         if not self._has_weight:
             return []
-        return [_vector(self._build, path, "weight", replicated(self._width, self._build.size))]
+        return [vector_weight(self._build, f"{path}.weight", self._width)]
 
     @overload
     def forward(self, x: Tensor, /) -> Tensor: ...
@@ -54,7 +54,7 @@ class ShardedRMSNorm(Layer):
         self.counted: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        return [_vector(self._build, path, "weight", self._split)]
+        return [vector_weight(self._build, f"{path}.weight", self._split)]
 
     def constants(self) -> dict[str, Tensor]:
         ranges, rank = self._split.ranges, self._build.rank
@@ -92,8 +92,11 @@ class LayerNorm(Layer):
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
-        shifts, split = {"weight": self._offset}, replicated(self._width, self._build.size)
-        return [_vector(self._build, path, name, split, shifts.get(name, 0.0)) for name in self._parts]
+        shifts = {"weight": self._offset}
+        return [
+            vector_weight(self._build, f"{path}.{name}", self._width, shift=shifts.get(name, 0.0))
+            for name in self._parts
+        ]
 
     def constants(self) -> dict[str, Tensor]:
         return {} if "weight" in self._parts else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
@@ -107,11 +110,6 @@ class LayerNorm(Layer):
             return self.ops.layer_norm(x, self.weight, self.bias, self._eps)
         total = x if residual[0] is None else self.ops.add(x, residual[0])
         return self.ops.layer_norm(total, self.weight, self.bias, self._eps), total
-
-
-def _vector(build: BuildContext, path: str, name: str, split: Shards, shift: float = 0.0) -> Weight:
-    part = CheckpointSlice(f"{path}.{name}", (split.total,), split.ranges, shift=shift)
-    return Weight(name, (part,), 0, build.rank, build.dtype, "vector")
 
 
 class HeadLayerNorm(Layer):

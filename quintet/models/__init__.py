@@ -44,7 +44,9 @@ _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a
 def register(name: str, model: str | type) -> None:
     """Adds a family by its model_type or by the name of an architecture, or replaces one.
 
-    `model` is a class that is called with (config, build) like those of the files here, or "package.module:Class".
+    `model` is a class that is called with (config, build) like those of the files here, or "package.module:Class". Its
+    attribute `config_class`, a subclass of transformers' PretrainedConfig, reads config.json where transformers does
+    not know the model_type.
     """
     _REGISTERED[name] = model
 
@@ -76,6 +78,12 @@ def added_for(kind: str, architectures: Iterable[str] | None) -> str | None:
     return next((name for name in (*(architectures or ()), kind) if name in added()), None)
 
 
+def added_class(kind: str, architectures: Iterable[str] | None) -> type | None:
+    """Returns the class that was added for a model, by its architecture or type; None where none was."""
+    name = added_for(kind, architectures)
+    return None if name is None else load_class(name, added()[name])
+
+
 def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend: bool = False) -> type:
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
     With `backend`, the one that runs any model by transformers' own code."""
@@ -83,15 +91,15 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
         made: type = importlib.import_module("quintet.models.transformers").TransformersForCausalLM
         return made
     kind, overrides = config.model_type, overrides or {}
-    name = added_for(kind, getattr(config, "architectures", None))
-    if name is None and kind not in families() and kind not in overrides:
+    if kind in overrides:
+        return load_class(kind, overrides[kind])
+    own = added_class(kind, getattr(config, "architectures", None))
+    if own is None and kind not in families():
         raise ValueError(
             f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
             "a package can add it with quintet.models.register()"
         )
-    if kind in overrides:
-        return _loaded(kind, overrides[kind])
-    return built_in_class(kind) if name is None else _loaded(name, added()[name])
+    return own or built_in_class(kind)
 
 
 def built_in_class(kind: str) -> type:
@@ -103,8 +111,8 @@ def built_in_class(kind: str) -> type:
     return model
 
 
-def _loaded(name: str, model: str | type) -> type:
-    """ValueError names what was added and cannot be imported."""
+def load_class(name: str, model: str | type) -> type:
+    """Returns a class, or imports "package.module:Class"; ValueError names what was added and cannot be imported."""
     if isinstance(model, type):
         return model
     module, _, attribute = model.partition(":")

@@ -2,31 +2,16 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
-from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class ArceeForCausalLM(CausalLM):
+class ArceeForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_bias)
-            mlp = MLP(
-                build,
-                (config.hidden_size, config.intermediate_size),
-                config.hidden_act,
-                ("up_proj", "down_proj"),
-                config.mlp_bias,
-            )
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        sizes = config.hidden_size, config.intermediate_size
+        return MLP(build, sizes, config.hidden_act, ("up_proj", "down_proj"), config.mlp_bias)

@@ -8,6 +8,7 @@ from quintet.layers.blocks import alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
 from quintet.layers.normalised_weights import normalise_head, normalise_rows
+from quintet.layers.rope import Rotary
 from quintet.models.llama import LlamaForCausalLM
 
 
@@ -15,10 +16,15 @@ class BaichuanForCausalLM(LlamaForCausalLM):
     """Llama's blocks; in Baichuan 2, each token's row of the head has length 1."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        alibi = alibi_slopes(config.num_attention_heads) if config.alibi else None
-        shape = AttentionSizes.from_config(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
-        super().__init__(config, build, shape)
+        super().__init__(config, build)
         self._normalised = config.normalised_head
+
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
+        return None if config.alibi else super()._rotary(config, build)
+
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        alibi = alibi_slopes(config.num_attention_heads) if config.alibi else None
+        return AttentionSizes.from_config(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         return normalise_head(entries, normalise_rows) if self._normalised else entries

@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
-from quintet.layers.linear import CheckpointLayout, LMHead
-from quintet.layers.mlp import GatedMLP
+from quintet.layers.decoder import refuse
+from quintet.layers.linear import CheckpointLayout
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.normalised_weights import normalise_columns, normalise_head
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     "model.word_embeddings.": "model.embed_tokens.",
@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 
-class BailingMoeForCausalLM(CausalLM):
+class BailingMoeForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks. The first generation chooses experts by softmax, the second by sigmoid and out of groups, and
     normalises q and k of each head, of which it turns a part."""
 
@@ -33,29 +33,29 @@ class BailingMoeForCausalLM(CausalLM):
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
         self._check(config)
-        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
+        super().__init__(config, build)
+        self.ignored_tensors = (*LlamaForCausalLM.ignored_tensors, beyond(config))
         self._normalised = getattr(config, "norm_head", False)
-        rotary, mixture = Rotary.from_config(build, config, partial=True), _mixture(config)
-        shape = AttentionSizes.from_config(
-            config, bias=getattr(config, "use_qkv_bias", False), stored=CheckpointLayout(fused="query_key_value")
-        )
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, shape, rotary)
-            if config.use_qk_norm:
-                attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-                attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-            mlp: nn.Module
-            if index < config.first_k_dense_replace:
-                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            else:
-                mlp = MoE(build, mixture)
-            return PreNormBlock(config, build, attention, mlp)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, partial=True)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        stored = CheckpointLayout(fused="query_key_value")
+        return AttentionSizes.from_config(config, bias=getattr(config, "use_qkv_bias", False), stored=stored)
+
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = super()._attention(config, build, index, rotary)
+        if config.use_qk_norm:
+            attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+            attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+        return attention
+
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        if index < config.first_k_dense_replace:
+            return super()._mlp(config, build, index)
+        return MoE(build, _mixture(config))
 
     def _check(self, config: Any) -> None:
         refuse(config, "use_bias", "multi_gate", "use_sliding_window")

@@ -4,14 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 from quintet.layers.ssm.short_conv import check_silu
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -52,26 +49,15 @@ def least(config: Any) -> float:
     return float(lowest)
 
 
-class BambaForCausalLM(CausalLM):
+class BambaForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks with a gated feed-forward."""
 
     renamed_tensors = RENAMED
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config, partial=True)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, partial=True)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            mixer: nn.Module
-            if config.layers_block_type[index] == "linear_attention":
-                mixer = Mamba2(build, spaces(config))
-            else:
-                shape = AttentionSizes.from_config(
-                    config, bias=config.attention_bias, output_bias=config.attention_bias
-                )
-                mixer = SelfAttention(build, shape, rotary)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            return PreNormBlock(config, build, mixer, mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        if config.layers_block_type[index] == "linear_attention":
+            return Mamba2(build, spaces(config))
+        return super()._attention(config, build, index, rotary)

@@ -34,7 +34,7 @@ class ChatGLMForCausalLM(GlmForCausalLM):
         require(config, COMPUTED)
         super().__init__(config, build)
 
-    def _heads(self, config: Any) -> AttentionSizes:
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
         return AttentionSizes.from_config(
             config, bias=config.attention_bias, stored=CheckpointLayout(fused="query_key_value")
         )

@@ -7,14 +7,13 @@ from torch import nn
 
 from quintet.layers.attention.mla import LatentAttention, MLASizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
+from quintet.layers.decoder import require
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class DeepseekV3ForCausalLM(CausalLM):
+class DeepseekV3ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)
@@ -22,11 +21,12 @@ class DeepseekV3ForCausalLM(CausalLM):
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._check(config)
-        shape = MLASizes.from_config(config)
-        rotary = Rotary(
+        super().__init__(config, build)
+        self.ignored_tensors = (*LlamaForCausalLM.ignored_tensors, beyond(config))
+
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary(
             build,
             config.qk_rope_head_dim,
             config.rope_parameters,
@@ -34,16 +34,12 @@ class DeepseekV3ForCausalLM(CausalLM):
             interleaved=self.neighbours(config),
         )
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            mlp: nn.Module
-            if dense(config, index):
-                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            else:
-                mlp = MoE(build, self.mixture(config))
-            return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        assert rotary is not None
+        return LatentAttention(build, MLASizes.from_config(config), rotary)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return super()._mlp(config, build, index) if dense(config, index) else MoE(build, self.mixture(config))
 
     def _check(self, config: Any) -> None:
         require(config, self.computed)

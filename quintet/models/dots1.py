@@ -2,32 +2,20 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
-from quintet.layers.linear import LMHead
-from quintet.layers.moe.moe import unstacked
-from quintet.layers.norm import RMSNorm
-from quintet.layers.rope import Rotary, head_dim
-from quintet.models.glm4_moe import feed_forward
+from quintet.layers.moe.moe import MoE, unstacked
+from quintet.models.deepseek_v3 import dense, grouped
+from quintet.models.qwen3 import Qwen3ForCausalLM
 
 
-class Dots1ForCausalLM(CausalLM):
+class Dots1ForCausalLM(Qwen3ForCausalLM):
     """Pre-norm blocks, QK-norm before the rotation, windows where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            bias = config.attention_bias
-            shape = AttentionSizes.from_config(config, window=layer_window(config, index), bias=bias, output_bias=bias)
-            attention = SelfAttention(build, shape, rotary)
-            attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            return PreNormBlock(config, build, attention, feed_forward(config, build, index))
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        if dense(config, index):
+            return super()._mlp(config, build, index)
+        return MoE(build, grouped(config))

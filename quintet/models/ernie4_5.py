@@ -2,25 +2,23 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Ernie4_5ForCausalLM(CausalLM):
+class Ernie4_5ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config, interleaved=True)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, interleaved=True)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(config, bias=config.use_bias, output_bias=config.use_bias)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.use_bias)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, bias=config.use_bias, output_bias=config.use_bias)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.use_bias)

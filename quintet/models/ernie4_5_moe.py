@@ -6,32 +6,33 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
+from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.layers.rope import Rotary
+from quintet.models.ernie4_5 import Ernie4_5ForCausalLM
 
 NOTHING = 1e-6  # hardly ever do the weights of chosen experts add up to less
 BIAS = "moe_statics.e_score_correction_bias"
 
 
-class Ernie4_5_MoeForCausalLM(CausalLM):
+class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):
     """Pre-norm blocks; experts, and some that serve every token, in a stretch of the layers."""
 
     ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp_.*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
         refuse(config, "use_bias")
         if (config.moe_norm_min or 0) > NOTHING:
             raise ValueError(
                 f"{config.model_type} with moe_norm_min={config.moe_norm_min!r} is not supported: experts' "
                 "weights are divided by their sum, however small"
             )
-        rotary = Rotary.from_config(build, config, interleaved=True)
+        super().__init__(config, build)
+
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        inside = config.moe_layer_start_index <= index <= config.moe_layer_end_index
+        if not inside or (index + 1) % config.moe_layer_interval:
+            return super()._mlp(config, build, index)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
@@ -43,18 +44,7 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
             fp32_router=True,
             shared=config.moe_intermediate_size * config.moe_num_shared_experts,
         )
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            inside = config.moe_layer_start_index <= index <= config.moe_layer_end_index
-            mlp: nn.Module
-            if inside and (index + 1) % config.moe_layer_interval == 0:
-                mlp = MoE(build, mixture)
-            else:
-                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.from_config(config), rotary), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+        return MoE(build, mixture)
 
     @staticmethod
     def canonical(name: str) -> str:

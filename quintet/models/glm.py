@@ -2,28 +2,25 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import CheckpointLayout, LMHead
+from quintet.layers.linear import CheckpointLayout
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class GlmForCausalLM(CausalLM):
+class GlmForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, biases on q, k and v where the checkpoint says so."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary, shape = Rotary.from_config(build, config, partial=True, interleaved=True), self._heads(config)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, partial=True, interleaved=True)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            fused = CheckpointLayout(fused="gate_up_proj")
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        fused = CheckpointLayout(fused="gate_up_proj")
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
-
-    def _heads(self, config: Any) -> AttentionSizes:
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
         return AttentionSizes.from_config(config, bias=config.attention_bias)

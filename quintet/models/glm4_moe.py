@@ -4,40 +4,38 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond, dense, grouped
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Glm4MoeForCausalLM(CausalLM):
+class Glm4MoeForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, QK-norm where the checkpoint has it; the first layers have one feed-forward."""
 
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
-        rotary = Rotary.from_config(build, config, partial=True)
+        super().__init__(config, build)
+        self.ignored_tensors = (*LlamaForCausalLM.ignored_tensors, beyond(config))
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, AttentionSizes.from_config(config, bias=config.attention_bias), rotary)
-            if config.use_qk_norm:
-                attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-                attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-            return PreNormBlock(config, build, attention, feed_forward(config, build, index))
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, partial=True)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, bias=config.attention_bias)
 
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = super()._attention(config, build, index, rotary)
+        if config.use_qk_norm:
+            attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+            attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
+        return attention
 
-def feed_forward(config: Any, build: BuildContext, index: int) -> nn.Module:
-    """Builds a layer's feed-forward, for configs that name their entries as DeepSeek's do."""
-    if dense(config, index):
-        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-    return MoE(build, grouped(config))
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        if dense(config, index):
+            return super()._mlp(config, build, index)
+        return MoE(build, grouped(config))

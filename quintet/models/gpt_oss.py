@@ -4,13 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
-from quintet.layers.linear import LMHead
+from quintet.layers.decoder import layer_window
 from quintet.layers.moe.biased import BOTH, BiasedMoE
 from quintet.layers.moe.moe import DOWN, MAX_EXPERTS, MoESizes
-from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {".mlp.router.": ".mlp.gate."}
 
@@ -18,14 +19,16 @@ STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
 OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scales"}  # of an expert, by the stack's end
 
 
-class GptOssForCausalLM(CausalLM):
+class GptOssForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
 
     renamed_tensors = RENAMED
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        window, bias = layer_window(config, index), config.attention_bias
+        return AttentionSizes.from_config(config, window=window, bias=bias, output_bias=bias, sinks=True)
+
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
@@ -35,16 +38,7 @@ class GptOssForCausalLM(CausalLM):
             renormalize=True,
         )
         clamp = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            bias = config.attention_bias
-            shape = AttentionSizes.from_config(
-                config, window=layer_window(config, index), bias=bias, output_bias=bias, sinks=True
-            )
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+        return BiasedMoE(build, mixture, clamp)
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

@@ -1,16 +1,14 @@
 """Granite 3 (IBM 2024): Llama with a multiplier on the embedding, each branch, the scores and the logits."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
+from quintet.layers.decoder import BlockFactory, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
-from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
 class GraniteDecoderLayer(PreNormBlock):
@@ -32,28 +30,22 @@ class GraniteDecoderLayer(PreNormBlock):
         return self._ops.scale(self.mlp(x), self._scale), residual
 
 
-class GraniteForCausalLM(CausalLM):
+class GraniteForCausalLM(LlamaForCausalLM):
     """Scaled embedding, pre-norm blocks with scaled branches, rotary positions, divided logits."""
 
-    block: ClassVar[type[GraniteDecoderLayer]] = GraniteDecoderLayer
-
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
-
-        def made(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
-            shape = AttentionSizes.from_config(
-                config,
-                scale=config.attention_multiplier,
-                bias=config.attention_bias,
-                output_bias=config.attention_bias,
-            )
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
-
-        self.model = DecoderTrunk(config, build, made, scale=config.embedding_multiplier, scales_input_embeds=True)
-        self.lm_head = LMHead.from_config(build, config)
+        super().__init__(config, build)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
+
+    def _trunk(self, config: Any, build: BuildContext, block: BlockFactory) -> DecoderTrunk:
+        return DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_input_embeds=True)
+
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        scale, bias = config.attention_multiplier, config.attention_bias
+        return AttentionSizes.from_config(config, scale=scale, bias=bias, output_bias=bias)
+
+    def _block(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> nn.Module:
+        return GraniteDecoderLayer(config, build, attention, mlp)
 
     def head(self, x: Tensor) -> Tensor:
         out: Tensor = self._ops.scale(super().head(x), self._factor)

@@ -4,16 +4,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk
-from quintet.layers.linear import CheckpointLayout, LMHead
+from quintet.layers.linear import CheckpointLayout
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.mamba import Mamba2
 from quintet.models.bamba import spaces
-from quintet.models.granite import GraniteDecoderLayer, GraniteForCausalLM
+from quintet.models.granite import GraniteForCausalLM
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -61,22 +59,13 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        CausalLM.__init__(self, build)
-        rotary = Rotary.from_config(build, config) if config.position_embedding_type == "rope" else None
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
+        return super()._rotary(config, build) if config.position_embedding_type == "rope" else None
 
-        def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
-            mixer: nn.Module
-            if config.layer_types[index] == "linear_attention":
-                mixer = Mamba2(build, spaces(config))
-            else:
-                bias = config.attention_bias
-                shape = AttentionSizes.from_config(
-                    config, scale=config.attention_multiplier, bias=bias, output_bias=bias
-                )
-                mixer = SelfAttention(build, shape, rotary)
-            return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        if config.layer_types[index] == "linear_attention":
+            return Mamba2(build, spaces(config))
+        return super()._attention(config, build, index, rotary)
 
-        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_input_embeds=True)
-        self.lm_head = LMHead.from_config(build, config)
-        self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return GraniteMoeHybridMLP(config, build)

@@ -4,13 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {".query_layernorm.": ".q_norm.", ".key_layernorm.": ".k_norm."}
 
@@ -24,27 +22,20 @@ class Turned(SelfAttention):
         return self.q_norm(q), self.k_norm(k)
 
 
-class HunYuanDenseV1ForCausalLM(CausalLM):
+class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
     renamed_tensors = RENAMED
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        size, biased = head_dim(config), config.attention_bias
-        rotary = Rotary(build, size, _rope(config.rope_parameters, size), config.max_position_embeddings)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        size = head_dim(config)
+        return Rotary(build, size, _rope(config.rope_parameters, size), config.max_position_embeddings)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = Turned(build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary)
-            attention.q_norm = RMSNorm(build, size, config.rms_norm_eps)
-            attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
-            return PreNormBlock(config, build, attention, self._feed(config, build, index))
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
-
-    def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
-        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = Turned(build, self._attention_sizes(config, index), rotary)
+        attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+        attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+        return attention
 
 
 def _rope(parameters: Any, size: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class HunYuanMoEV1ForCausalLM(hunyuan_v1_dense.HunYuanDenseV1ForCausalLM):
                 require(config, {name: value})
         super().__init__(config, build)
 
-    def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         chosen = config.moe_topk if isinstance(config.moe_topk, int) else config.moe_topk[index]
         mixture = MoESizes(
             hidden=config.hidden_size,

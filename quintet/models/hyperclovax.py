@@ -1,6 +1,6 @@
 """HyperCLOVA X SEED Think (Naver 2025): Granite with norms behind the branches, and logits that are multiplied."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,8 +33,9 @@ class HyperCLOVAXDecoderLayer(GraniteDecoderLayer):
 class HyperCLOVAXForCausalLM(GraniteForCausalLM):
     """Pre-norm blocks with scaled branches."""
 
-    block: ClassVar[type[GraniteDecoderLayer]] = HyperCLOVAXDecoderLayer
-
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         self._factor = config.logits_scaling
+
+    def _block(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> nn.Module:
+        return HyperCLOVAXDecoderLayer(config, build, attention, mlp)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
 from quintet.models.llama import LlamaForCausalLM
 
@@ -22,11 +21,10 @@ RENAMED = {
 class InternLM2ForCausalLM(LlamaForCausalLM):
     """The same blocks by other names."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
         # queries, key and value of each KV head, one after the other
         stored, biased = CheckpointLayout(fused="wqkv", num_strips=config.num_key_value_heads), config.attention_bias
-        shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased, stored=stored)
-        super().__init__(config, build, shape)
+        return AttentionSizes.from_config(config, bias=biased, output_bias=biased, stored=stored)
 
     @staticmethod
     def canonical(name: str) -> str:

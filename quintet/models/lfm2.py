@@ -2,14 +2,16 @@
 
 from typing import Any
 
+from torch import nn
+
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, norm_eps
-from quintet.layers.linear import LMHead
+from quintet.layers.decoder import norm_eps
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.short_conv import GatedConv
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     ".conv.": ".self_attn.",
@@ -25,7 +27,7 @@ RENAMED = {
 }
 
 
-def mixer(config: Any, build: BuildContext, rotary: Rotary, index: int) -> GatedConv | SelfAttention:
+def mixer(config: Any, build: BuildContext, rotary: Rotary | None, index: int) -> GatedConv | SelfAttention:
     """A layer's convolution or attention, with norms on the heads of q and k."""
     kind = config.layer_types[index]
     if kind == "conv":
@@ -50,18 +52,13 @@ def width(config: Any) -> int:
     return -(-int(config.block_ffn_dim_multiplier * inner) // multiple) * multiple
 
 
-class Lfm2ForCausalLM(CausalLM):
+class Lfm2ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
     renamed_tensors = RENAMED
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        return mixer(config, build, rotary, index)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
-            return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return GatedMLP(build, config.hidden_size, width(config), "silu")

@@ -5,26 +5,22 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.layers.rope import Rotary
 from quintet.models import lfm2
 
 
-class Lfm2MoeForCausalLM(CausalLM):
+class Lfm2MoeForCausalLM(lfm2.Lfm2ForCausalLM):
     """Experts are chosen by sigmoid, with a bias where the checkpoint has one.
 
     Weights that add up to 1 do so exactly; transformers divides by their sum and a millionth.
     """
 
-    renamed_tensors = lfm2.RENAMED
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        if index < config.num_dense_layers:
+            return GatedMLP(build, config.hidden_size, config.intermediate_size, "silu")
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
@@ -36,14 +32,4 @@ class Lfm2MoeForCausalLM(CausalLM):
             bias="expert_bias" if config.use_expert_bias else None,
             scale=config.routed_scaling_factor,
         )
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            mlp: nn.Module
-            if index < config.num_dense_layers:
-                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, "silu")
-            else:
-                mlp = MoE(build, mixture)
-            return PreNormBlock(config, build, lfm2.mixer(config, build, rotary, index), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+        return MoE(build, mixture)

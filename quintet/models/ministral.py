@@ -2,31 +2,13 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
-from quintet.layers.rope import Rotary
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.decoder import layer_window
+from quintet.models.llama import LlamaForCausalLM
 
 
-class MinistralForCausalLM(CausalLM):
+class MinistralForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(config, window=layer_window(config, index))
-            mlp = GatedMLP(
-                build,
-                config.hidden_size,
-                config.intermediate_size,
-                config.hidden_act,
-                getattr(config, "mlp_bias", False),
-            )
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, window=layer_window(config, index))

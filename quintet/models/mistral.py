@@ -3,12 +3,11 @@
 from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.build import BuildContext
 from quintet.models.llama import LlamaForCausalLM
 
 
 class MistralForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(config, build, AttentionSizes.from_config(config, window=config.sliding_window))
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, window=config.sliding_window)

@@ -3,12 +3,12 @@
 import re
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, MoESizes, unstacked
-from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 PROJECTIONS = {"w1": GATE, "w3": UP, "w2": DOWN}
 
@@ -25,22 +25,16 @@ def mixture_of(config: Any) -> MoESizes:
     )
 
 
-class MixtralForCausalLM(CausalLM):
+class MixtralForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a softmax over the experts that a token has."""
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config)
-        mixture = mixture_of(config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, window=config.sliding_window)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(config, window=config.sliding_window)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return MoE(build, mixture_of(config))
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -2,28 +2,26 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import CheckpointLayout, LMHead
+from quintet.layers.linear import CheckpointLayout
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Phi3ForCausalLM(CausalLM):
+class Phi3ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks; q, k and v are one tensor in the checkpoint, and so are the feed-forward's gate and up."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.from_config(build, config, partial=True)
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return Rotary.from_config(build, config, partial=True)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(
-                config, window=config.sliding_window, stored=CheckpointLayout(fused="qkv_proj")
-            )
-            fused = CheckpointLayout(fused="gate_up_proj")
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        stored = CheckpointLayout(fused="qkv_proj")
+        return AttentionSizes.from_config(config, window=config.sliding_window, stored=stored)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        fused = CheckpointLayout(fused="gate_up_proj")
+        return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)

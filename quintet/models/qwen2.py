@@ -2,26 +2,18 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
-from quintet.layers.rope import Rotary
+from quintet.layers.decoder import layer_window, refuse_long_chunks
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Qwen2ForCausalLM(CausalLM):
+class Qwen2ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward; which layers have a window is the checkpoint's."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
         refuse_long_chunks(config, build)
-        rotary = Rotary.from_config(build, config)
+        super().__init__(config, build)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(config, window=layer_window(config, index), bias=True)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, window=layer_window(config, index), bias=True)

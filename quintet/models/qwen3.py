@@ -2,35 +2,29 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
+from quintet.layers.decoder import layer_window, refuse_long_chunks
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Qwen3ForCausalLM(CausalLM):
+class Qwen3ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, QK-norm before the rotation, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
         refuse_long_chunks(config, build)
-        rotary = Rotary.from_config(build, config)
+        super().__init__(config, build)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(
-                config,
-                window=layer_window(config, index),
-                bias=config.attention_bias,
-                output_bias=config.attention_bias,
-            )
-            attention = SelfAttention(build, shape, rotary)
-            attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, attention, mlp)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        window, bias = layer_window(config, index), config.attention_bias
+        return AttentionSizes.from_config(config, window=window, bias=bias, output_bias=bias)
 
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        attention = super()._attention(config, build, index, rotary)
+        attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+        attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
+        return attention

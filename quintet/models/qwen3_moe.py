@@ -4,45 +4,23 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse_long_chunks
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.layers.norm import RMSNorm
-from quintet.layers.rope import Rotary, head_dim
+from quintet.models.qwen3 import Qwen3ForCausalLM
 
 
-class Qwen3MoeForCausalLM(CausalLM):
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     """Pre-norm blocks, QK-norm before the rotation, experts where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        refuse_long_chunks(config, build)
-        rotary = Rotary.from_config(build, config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        window, bias = config.sliding_window, config.attention_bias
+        return AttentionSizes.from_config(config, window=window, bias=bias, output_bias=bias)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.from_config(
-                config,
-                window=config.sliding_window,
-                bias=config.attention_bias,
-                output_bias=config.attention_bias,
-            )
-            attention = SelfAttention(build, shape, rotary)
-            attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
-            mlp: nn.Module
-            if mixes(config, index):
-                mlp = MoE(build, mixture(config))
-            else:
-                mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, attention, mlp)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return MoE(build, mixture(config)) if mixes(config, index) else super()._mlp(config, build, index)
 
 
 def mixes(config: Any, index: int) -> bool:

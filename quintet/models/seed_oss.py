@@ -3,13 +3,11 @@
 from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.build import BuildContext
 from quintet.models.llama import LlamaForCausalLM
 
 
 class SeedOssForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        shape = AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_out_bias)
-        super().__init__(config, build, shape)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_out_bias)

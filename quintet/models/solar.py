@@ -87,8 +87,8 @@ class SolarForCausalLM(LlamaForCausalLM):
 
     model: SolarModel
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(config, build, trunk=SolarModel)
+    def _trunk(self, config: Any, build: BuildContext, block: BlockFactory) -> DecoderTrunk:
+        return SolarModel(config, build, block)
 
     def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """Widths of the kept inputs that layers from here on mix in."""

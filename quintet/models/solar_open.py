@@ -2,27 +2,22 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from torch import nn
+
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
-from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
-from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import grouped
+from quintet.models.llama import LlamaForCausalLM
 
 
-class SolarOpenForCausalLM(CausalLM):
+class SolarOpenForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, rotary positions."""
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary, mixture = Rotary.from_config(build, config), grouped(config)
+    def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
+        return AttentionSizes.from_config(config, bias=config.attention_bias)
 
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, AttentionSizes.from_config(config, bias=config.attention_bias), rotary)
-            return PreNormBlock(config, build, attention, MoE(build, mixture))
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+    def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
+        return MoE(build, grouped(config))

@@ -64,12 +64,16 @@ def test_every_file_is_filled_in_and_in_the_house_style(tmp_path: Path) -> None:
 
 
 def test_it_names_the_guide_at_the_documentations_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "docs/vendors.md, in quintet's source, says" in " ".join(new_platform.package("x")["README.md"].split())
+    assert "docs/vendors.md, in quintet's source, is the guide" in " ".join(
+        new_platform.package("x")["README.md"].split()
+    )
     named = Message()
     named["Project-URL"] = "Source, https://example.org/quintet"
     named["Project-URL"] = "Documentation, https://example.org/docs/"
     monkeypatch.setattr(new_platform, "metadata", lambda name: named)
-    assert "https://example.org/docs/vendors.md says" in " ".join(new_platform.package("x")["README.md"].split())
+    assert "https://example.org/docs/vendors.html is the guide" in " ".join(
+        new_platform.package("x")["README.md"].split()
+    )
 
 
 @pytest.fixture(scope="module")

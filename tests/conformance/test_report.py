@@ -239,6 +239,7 @@ def test_a_part_of_the_kit_is_not_kept(checks: Callable[..., None], home: Path) 
         (["--device", "null", "--section", "prob"], "did you mean 'probe'"),
         (["--device", "null", "--section", "probe", "--support", "x.json"], "--support needs every trial"),
         (["--device", "null", "--quick", "--support", "x.json"], "drop --quick"),
+        (["--device", "null", "--family", "llama", "--support", "x.json"], "drop --family"),
         (["--device", "null", "--json", "."], "cannot be written"),
     ],
 )
@@ -260,10 +261,39 @@ def test_a_quick_run_takes_some_of_each_check_and_vouches_for_nothing(
     assert not home.exists()
 
 
+def test_a_run_of_one_family_takes_its_trials_alone_and_is_kept_beside_the_table(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [Trial(name, nothing, (name,)) for name in ("family/a", "family/b", "bits/a", "graphs")]
+    one = Check("probe", "probe.pure", "dummy", lambda subject: iter(trials))
+    monkeypatch.setattr(kit, "checks", lambda wanted: [one])
+    assert conformance("--family", "a", "--json", str(tmp_path / "r.json")) == 0
+    assert [result.what for result in report.read(tmp_path / "r.json").results] == ["family/a", "bits/a"]
+    assert [each.name for each in home.iterdir()] == ["null.a.json"]
+    assert support.read(home / "null.a.json").supported == {"family/a", "bits/a"}
+    assert conformance("--family", "c") == 2
+
+
+def test_unsupported_trials_are_listed_by_reason(
+    checks: Callable[..., None], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking() -> None:
+        raise NotSupported("no sleep: Capabilities.sleep is False")
+
+    def refused() -> None:
+        raise NotSupported("no slopes", "Platform.mixer")
+
+    checks(lacking, nothing, lacking, refused)
+    assert conformance() == 0
+    out = capsys.readouterr().out
+    assert "     2  probe.pure: no sleep: Capabilities.sleep is False\n" in out
+    assert "     1  probe.pure: no slopes (Platform.mixer)\n" in out
+
+
 def test_a_quick_run_leaves_out_no_check() -> None:
     """And so no clause that the kit proves."""
     subject = Subject("cpu")
-    assert all(kit._quick_trials(each.trials(subject)) for each in kit.checks())
+    assert all(kit.TrialSelection(quick=True).of(each.trials(subject)) for each in kit.checks())
 
 
 def test_on_a_terminal_the_trial_of_the_moment_is_shown(
@@ -387,6 +417,23 @@ def test_of_two_tables_the_newer_speaks(
         NULL, replace(FACTS, auto_select=True), "a test"
     )  # of which an emulation says nothing, how new it is
     assert support.support_evidence(real).support == tables["own"]
+
+
+def test_a_family_that_was_tried_alone_adds_to_the_other_table(home: Path) -> None:
+    alone = replace(TABLE, supported=frozenset({"family/x", "kv/int8"}), unsupported={"bits/x": "they sway"})
+    alone.write(support.local_table_path("null", "x"))
+    replace(alone, detail="another processor").write(support.local_table_path("null", "y"))
+    only = support.support_evidence(CHOSEN)
+    assert only.support == alone and only.origin.startswith("families that were tried alone; of all else, no report")
+    TABLE.write(home / "null.json")
+    both = support.support_evidence(CHOSEN)
+    assert both.support is not None and both.origin == "of this machine, 2026-01-02"
+    assert both.support.supported == {"family/llama", "family/x"}
+    assert both.support.unsupported == {"kv/int8": "no such kernel", "bits/x": "they sway"}
+
+
+def test_the_table_of_a_family_stays_in_its_folder() -> None:
+    assert support.local_table_path("null", "../x").parent == support.local_table_path("null").parent
 
 
 def test_doubts_name_what_is_unverified_and_give_reasons() -> None:

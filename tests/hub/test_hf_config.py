@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig, PreTrainedConfig
 
+import quintet.models
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import Worker
@@ -186,8 +187,45 @@ def test_entries_that_no_model_has_are_named(
 
 
 def test_a_family_without_a_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="transformers has no config for model type 'sextet'; the package that adds"):
+    with pytest.raises(ValueError, match="no config for model type 'sextet', and no package adds .*; give the"):
         read_config("sextet", {}, tmp_path / "config.json")
+
+
+def test_a_model_that_a_package_adds_brings_its_config_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SextetConfig(PreTrainedConfig):
+        model_type = "sextet"
+        voices: int = 6
+
+    class SextetForCausalLM:
+        config_class: Any = SextetConfig
+
+    monkeypatch.setattr(quintet.models, "_REGISTERED", {"sextet": SextetForCausalLM})
+    entries = {"model_type": "sextet", "voices": 7, "vocab_size": 50}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    config = load_model_config(tmp_path)
+    assert (config.model_type, config.voices, config.vocab_size) == ("sextet", 7, 50)
+    assert load_model_config(tmp_path, {"voices": 8}).voices == 8
+    monkeypatch.setattr(quintet.models, "_REGISTERED", {"SextetForCausalLM": SextetForCausalLM})
+    (tmp_path / "config.json").write_text(json.dumps({**entries, "architectures": ["SextetForCausalLM"]}))
+    assert load_model_config(tmp_path).voices == 7
+
+
+@pytest.mark.parametrize(
+    ("config_class", "message"),
+    [
+        (None, "and OctetForCausalLM has no config_class; give the model class .* model_type = 'octet'"),
+        (dict, "OctetForCausalLM.config_class is <class 'dict'>, no subclass of PretrainedConfig"),
+        (LlamaConfig, "LlamaConfig.model_type is 'llama', not 'octet'"),
+    ],
+)
+def test_a_config_class_that_cannot_be_used_is_named(
+    config_class: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = type("OctetForCausalLM", (), {} if config_class is None else {"config_class": config_class})
+    monkeypatch.setattr(quintet.models, "_REGISTERED", {"octet": model})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "octet"}))
+    with pytest.raises(ValueError, match=message):
+        load_model_config(tmp_path)
 
 
 def test_the_class_of_another_package_is_asked_each_time(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class ConformanceRequest:
     quick: bool = option(
         False, boolean, "some trials of each check, within a minute: for while you work, and no proof", group="kit"
     )
+    family: str = option(
+        "", text, "the trials of this model family alone (a model_type), such as one that a package adds", group="kit"
+    )
     json: str | None = option(
         None, optional(text), "write every result to this file, as JSON", group="kit", metavar="FILE"
     )
@@ -49,7 +52,7 @@ class ConformanceRequest:
 
     def check_output_files(self) -> None:
         """Refuses files that could not be written when the kit ends, minutes later."""
-        for what, given in (("section", self.section), ("quick", self.quick)):
+        for what, given in (("section", self.section), ("quick", self.quick), ("family", self.family)):
             if given and self.support:
                 raise ValueError(
                     f"--support needs every trial: a table of some would leave out the others; drop --{what}"
@@ -102,7 +105,8 @@ def _report(request: ConformanceRequest, config: EngineConfig) -> "ConformanceRe
     subject.make()  # settings that the platform refuses are no trial's fault
     with CrashReporter() as witness:
         progress = ConformanceProgress(witness)
-        report = kit.run(subject, request.section, progress.show, progress.begin, progress.start, request.quick)
+        selection = kit.TrialSelection(request.quick, request.family)
+        report = kit.run(subject, request.section, progress.show, progress.begin, progress.start, selection)
         progress.end()
     return report
 
@@ -119,7 +123,7 @@ def _save_report(report: "ConformanceReport", request: ConformanceRequest) -> No
     table = features.support(report)
     if request.support:
         table.write(Path(request.support))
-    place = local_table_path(report.platform)
+    place = local_table_path(report.platform, request.family)
     try:
         table.write(place)
     except OSError as error:  # a read-only home takes nothing from the report

@@ -73,13 +73,13 @@ def check_name(name: str) -> None:
 
 
 def guide() -> str:
-    """Returns the place of docs/vendors.md: below the package's documentation address, or in quintet's source."""
+    """Returns the place of docs/vendors.md: on the site that the package names, or in quintet's source."""
     try:
         addresses = metadata(DISTRIBUTION).get_all("Project-URL") or []
     except PackageNotFoundError:  # run from a checkout
         addresses = []
     found = [url for label, _, url in (each.partition(", ") for each in addresses) if label == "Documentation"]
-    return f"{found[0].rstrip('/')}/vendors.md" if found else "docs/vendors.md, in quintet's source,"
+    return f"{found[0].rstrip('/')}/vendors.html" if found else "docs/vendors.md, in quintet's source,"
 
 
 def package(name: str) -> dict[str, str]:

@@ -29,11 +29,11 @@ REQUESTS = 8  # of such a step
 def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
     if spec.chunk is not None and "chunk" not in platform.optional_spec_fields:
-        raise NotSupported(f"{platform.name} has no attention within chunks")
+        raise NotSupported("no attention within chunks: Platform.optional_spec_fields lacks 'chunk'")
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
-        raise NotSupported(str(reasons)) from reasons
+        raise NotSupported(str(reasons), "Platform.mixer") from reasons
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionS
             reasons.append(str(reason))
         else:
             return spec
-    raise NotSupported("; ".join(dict.fromkeys(reasons)))
+    raise NotSupported("; ".join(dict.fromkeys(reasons)), "Platform.mixer")
 
 
 def reference_attention(session: AttentionSession, row: int, wanted: range | None = None) -> Tensor:

@@ -347,7 +347,8 @@ class CanonicalReader:
 def check_checkpoint_format(subject: Subject, fmt: WeightFormat, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
     if not fmt.required_kinds <= subject.facts.weight_formats:
-        raise NotSupported("held in another form, or in floats")
+        missing = ", ".join(sorted(fmt.required_kinds - subject.facts.weight_formats))
+        raise NotSupported(f"held in another form, or in floats: Capabilities.weight_formats lacks {missing}")
     there, reader = subject.with_new_platform() if subject.facts.ops_only else subject, CanonicalReader(fmt)
     build = _build(there, QuantizationPlan(checkpoint=CheckpointQuantization("the kit's", UniformPlan(reader))), dtype)
     calls, wants = [], []

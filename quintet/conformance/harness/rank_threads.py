@@ -117,6 +117,7 @@ def equal(got: Tensor, want: Tensor, what: str) -> None:
 def no_ranks(subject: Subject) -> None:
     if subject.facts.spmd:
         raise NotSupported(
-            "one worker drives all devices: its compiler adds the collectives, and communicator.model is the proof"
+            "one worker drives all devices (Capabilities.spmd is True): its compiler adds the collectives, and "
+            "communicator.model is the proof"
         )
-    raise NotSupported("one device here: no ranks to meet")
+    raise NotSupported("no ranks to meet: one device here (Capabilities.devices, Platform.connect)")

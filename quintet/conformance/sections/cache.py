@@ -89,7 +89,7 @@ def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
         except NotSupported as reason:
             reasons.append(str(reason))
     if len(reasons) == len(layers):
-        raise NotSupported("; ".join(dict.fromkeys(reasons)))
+        raise NotSupported("; ".join(dict.fromkeys(reasons)), "Platform.mixer")
 
 
 def _as_described(subject: Subject, of: AttentionSpec) -> None:

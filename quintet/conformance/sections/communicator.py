@@ -211,13 +211,16 @@ def stages(subject: Subject) -> Iterator[Trial]:
 
 def _in_stages(subject: Subject, count: int, work: Callable[[StageChannel], None]) -> None:
     if not subject.facts.processes or subject.facts.devices < count:
-        raise NotSupported("pipeline_parallel_size is refused: ranks are no processes, or too few")
+        raise NotSupported(
+            f"pipeline_parallel_size is refused: Capabilities.processes is {subject.facts.processes}, and "
+            f"Capabilities.devices is {subject.facts.devices}"
+        )
     team = RankTeam(subject, count)
 
     def of(rank: TestRank) -> None:
         comm = team.platform.connect(RankInfo(rank.rank, count, f"{team.endpoint}-stages", count))
         if comm.stage_channel is None:
-            raise NotSupported("pipeline_parallel_size is refused: the communicator has no pipe")
+            raise NotSupported("pipeline_parallel_size is refused: Communicator.stage_channel is None")
         found, want = (
             (comm.rank, comm.size, comm.stage_channel.stage, comm.stage_channel.stages),
             (0, 1, rank.rank, count),

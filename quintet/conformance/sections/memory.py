@@ -49,7 +49,8 @@ def own_memory(subject: Subject) -> Memory:
     memory, host = subject.device.memory(), host_memory().total
     if memory.total in {host // share for share in range(1, subject.facts.devices + 1)}:
         raise NotSupported(
-            "its memory is the host's, of which every process takes: what one allocation takes does not show"
+            "Device.memory() gives the host's memory, of which every process takes: what one allocation takes does not "
+            "show"
         )
     return memory
 

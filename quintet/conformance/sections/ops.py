@@ -130,16 +130,16 @@ def _unknown(name: str) -> None:
 def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
     there = subject.with_new_platform() if subject.facts.ops_only else subject
     if name in ATTENTION and subject.facts.ops_only and there.ops.choice(name).provider == "reference":
-        raise NotSupported("no provider of its own: its attention is proven as a whole, in the section `attention`")
+        raise NotSupported(f"Platform.op_priority lacks {name}: the section `attention` proves attention as a whole")
     if name in PAGES and there.facts.ops_only and there.ops.choice(name).provider == "reference":
-        raise NotSupported("no provider of its own: pages go nowhere from this platform's cache")
+        raise NotSupported(f"Platform.op_priority lacks {name}: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.supports_states:
-        raise NotSupported("this platform keeps no states: no layer calls it")
+        raise NotSupported("no layer calls it: Platform.supports_states is False")
     if name in EXPERT_PLACEMENT and there.facts.spmd:
-        raise NotSupported("one process drives all devices here: no expert is one rank's")
+        raise NotSupported("no expert is one rank's: Capabilities.spmd is True, one process drives all devices")
     kept, them = KEPT.get(name, ("", ""))
     if kept and kept not in there.facts.weight_formats:
-        raise NotSupported(f"{them} come to this platform in floats")
+        raise NotSupported(f"{them} come to this platform in floats: Capabilities.weight_formats lacks {kept!r}")
     cases = list(CASES[name](dtype))
     if name in ATTENTION:
         cases = cases[::3]  # each setting with each size and each mix once; the reference is slow

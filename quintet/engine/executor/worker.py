@@ -115,8 +115,8 @@ class Worker:
         def mixing(spec: AttentionSpec | StateSpec) -> LayerMixer:
             if isinstance(spec, StateSpec) and not self.platform.supports_states:
                 raise ValueError(
-                    f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
-                    f"state per request ({spec.op}); run this model on another platform"
+                    f"platform {self.platform.name} keeps pages alone (supports_states is False), and layers of "
+                    f"{hf_config.model_type} keep a state per request ({spec.op}); run this model on another platform"
                 )
             self._check_supported(spec, hf_config.model_type)
             mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))

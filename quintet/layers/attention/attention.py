@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec, RotaryArgs
-from quintet.interface.weights import CheckpointSlice, Weight
+from quintet.interface.weights import Weight
 from quintet.layers.attention.key_scales import KeyScales, rotary_pairs
 from quintet.layers.attention.kv_scales import KVScales
-from quintet.layers.build import BuildContext, Layer, Shards, split_heads
+from quintet.layers.build import BuildContext, Layer, Shards, split_heads, vector_weight
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
@@ -201,5 +201,4 @@ class Sinks(Layer):
         self.logits: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = CheckpointSlice(path, (self._heads.total,), self._heads.ranges)
-        return [Weight("logits", (part,), 0, self._build.rank, torch.float32, "vector")]
+        return [vector_weight(self._build, path, self._heads, torch.float32, name="logits")]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
-from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated
+from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated, vector_weight
 from quintet.layers.linear import ColumnParallelLinear
 from quintet.layers.mlp import GatedMLP, activation_name
 from quintet.layers.moe.expert_placement import RankExperts
@@ -207,8 +207,8 @@ class ExpertRouter(Layer):
         name, size = self._moe_sizes.bias, self._moe_sizes.experts
         if name is None:
             return []
-        part = CheckpointSlice(f"{path.rpartition('.')[0]}.{name}", (size,), replicated(size, self._build.size).ranges)
-        return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
+        source = f"{path.rpartition('.')[0]}.{name}"
+        return [vector_weight(self._build, source, size, torch.float32, name="bias")]
 
     def constants(self) -> Mapping[str, Tensor]:
         lacking = self._moe_sizes.bias is None and self._op in ("route_grouped", "route_limited")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import CheckpointSlice, Weight
+from quintet.interface.weights import Weight
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext, Layer, Shards, split_heads
+from quintet.layers.build import BuildContext, Layer, Shards, split_heads, vector_weight
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import SectionedLinear, TensorSection, row_parallel
 from quintet.layers.rope import Rotary
@@ -69,11 +69,7 @@ class DeltaNet(Layer):
         self.dt_bias: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {
-            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
-            for name in HEAD_PARAMETERS
-        }
-        return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
+        return [vector_weight(self._build, f"{path}.{name}", self._heads, torch.float32) for name in HEAD_PARAMETERS]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         shape, tokens, rank = self._shape, x.shape[0], self._build.rank

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quintet.interface.types import StateSpec
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, even_shards, split_heads
+from quintet.layers.build import BuildContext, Layer, Shards, even_shards, split_heads, vector_weight
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
@@ -63,12 +63,7 @@ class Mamba2(Layer):
         self.factors: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        rank = self._build.rank
-        parts = {
-            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
-            for name in HEAD_PARAMETERS
-        }
-        return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
+        return [vector_weight(self._build, f"{path}.{name}", self._heads, torch.float32) for name in HEAD_PARAMETERS]
 
     def constants(self) -> dict[str, Tensor]:
         """A factor for each feature of what is projected."""
@@ -105,8 +100,7 @@ class GatedNorm(Layer):
         self.weight: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = CheckpointSlice(f"{path}.weight", (self._split.total,), self._split.ranges)
-        return [Weight("weight", (part,), 0, self._build.rank, self._build.dtype, "vector")]
+        return [vector_weight(self._build, f"{path}.weight", self._split)]
 
     def forward(self, x: Tensor, gate: Tensor, width: int) -> Tensor:
         out: Tensor = self.ops.gated_norm(x, gate, self.weight, self._eps, width, self._after)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, even_shards
+from quintet.interface.weights import Weight
+from quintet.layers.build import BuildContext, Layer, Shards, even_shards, vector_weight
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import SectionedLinear, column_parallel, row_parallel
 from quintet.layers.norm import HeadLayerNorm, RMSNorm
@@ -59,11 +59,7 @@ class PlamoMamba2(Layer):
         self.D: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {
-            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
-            for name in HEAD_PARAMETERS
-        }
-        return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
+        return [vector_weight(self._build, f"{path}.{name}", self._heads, torch.float32) for name in HEAD_PARAMETERS]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         shape, tokens = self._shape, x.shape[0]

@@ -47,9 +47,9 @@ class ShortConv(Layer):
         shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._conv_kernel)}
         if self._has_bias:
             shapes["bias"] = ()
-        return [self._vector(f"{path}.{name}", name, rest) for name, rest in shapes.items()]
+        return [self._channels(f"{path}.{name}", name, rest) for name, rest in shapes.items()]
 
-    def _vector(self, source: str, name: str, rest: tuple[int, ...]) -> Weight:
+    def _channels(self, source: str, name: str, rest: tuple[int, ...]) -> Weight:
         total, offset, parts = sum(split.total for split in self._splits), 0, []
         for split in self._splits:
             parts.append(CheckpointSlice(source, (split.total, *rest), split.ranges, offset, total=total))

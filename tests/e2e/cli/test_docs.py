@@ -45,6 +45,8 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet router": "tests/router/test_command.py, with servers of its own",
     "new-platform tinyvec": "tests/cli/test_new_platform.py, which installs what is written",
     "--device tinyvec": "tests/cli/test_new_platform.py; the whole kit takes minutes, see tests/e2e/cli/test_vendor.py",
+    "--family stranger": "tests/e2e/families/test_model_family_example.py, where the package is on the path",
+    "--model ./my-stranger": "the same tests: a checkpoint that they write",
     "--device acme": "tests/e2e/cli/test_vendor.py, where the package is installed",
     "https://store.example": "tests/clients/test_url_files.py: there is no such store",
     "--tools mine.py": "tests/e2e/cli/test_cli.py, which answers what is asked",

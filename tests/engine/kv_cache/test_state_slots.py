@@ -199,7 +199,8 @@ def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:
     platform: Platform = PLATFORM()
     platform.supports_states = False  # type: ignore[misc]  # as one that was written before
     with pytest.raises(
-        ValueError, match=r"keeps pages alone, and layers of lfm2 keep a state per request \(short_conv\)"
+        ValueError,
+        match=r"keeps pages alone \(supports_states is False\), and layers of lfm2 keep a state per request",
     ):
         Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.float32, 16, 128))
 

@@ -18,6 +18,8 @@ from quintet.conformance.harness.reference_model import SERVED as SERVED
 from quintet.conformance.harness.reference_model import VOCAB as VOCAB
 from quintet.conformance.harness.reference_model import Tiny as Tiny
 from quintet.hub.hf_config import read_config
+from quintet.hub.resolve import load_model_config
+from quintet_tools.checkpoints.added_families import added_families, drawn
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.derived_families import KIN
 from quintet_tools.checkpoints.random_weights import scatter as scatter
@@ -286,12 +288,22 @@ def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
 
 
 def variant(family: str, name: str) -> Tiny:
-    return make(family, EVERY[family][name])
+    return make(family, variants(family)[name])
+
+
+def variants(family: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the settings of a family's small models; of one that a package adds, too."""
+    return EVERY[family] if family in EVERY else added_families()[0][family].configs
+
+
+def added_names() -> tuple[str, ...]:
+    """Returns the model types that packages add beside these, where the kit can try them."""
+    return tuple(kind for kind in added_families()[0] if kind not in EVERY)
 
 
 def smooth(family: str) -> Tiny:
     """The first variant; of a mixture, with every expert for each token: a choice of some jumps where two are near."""
-    settings = next(iter(EVERY[family].values()))
+    settings = next(iter(variants(family).values()))
     if family in SMOOTH:
         return make(family, {**settings, **SMOOTH[family]})
     experts = next((settings[name] for name in EXPERTS if name in settings), None)
@@ -315,7 +327,7 @@ def _make(family: str, settings: str, seed: int) -> Tiny:
         else:
             model.save_pretrained(folder)
         if own is None:
-            return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+            return Tiny(folder, _read_config(family, folder), model)
         file = folder / FILE
         save_file({name: each.contiguous() for name, each in own.tensors(load_file(file), said).items()}, file)
         (folder / "config.json").write_text(json.dumps(_entries(family, said)))
@@ -326,9 +338,22 @@ def _drawn(family: str, own: Published | None, said: Mapping[str, Any]) -> Any:
     """The model that makes the numbers."""
     if own is not None and own.own is not None:
         return own.own(said).float().eval()
+    if family not in EVERY:
+        return drawn(added_families()[0][family], said)
     config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return AutoModelForCausalLM.from_config(config, **plain).float().eval()
+
+
+def _read_config(family: str, folder: Path) -> Any:
+    """The config of a folder; of a family that a package adds as an engine reads it."""
+    if family in EVERY:
+        return AutoConfig.from_pretrained(folder)
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    if architecture := added_families()[0][family].architecture:
+        file.write_text(json.dumps({**raw, "architectures": [architecture]}))
+    return load_model_config(folder)
 
 
 def _entries(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _compilations(step: Step) -> int:
 
 def _no_late_compilation(subject: Subject) -> None:
     if not subject.facts.static_shapes:
-        raise NotSupported("shapes are free: nothing is compiled beforehand")
+        raise NotSupported("shapes are free, nothing is compiled beforehand: Capabilities.static_shapes is False")
     watch = StepRecorder()
     served = TrafficEngine(subject, variant("llama", "plain"), watch)
     before = _compilations(watch.steps[-1])

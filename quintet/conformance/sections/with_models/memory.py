@@ -43,7 +43,7 @@ def _steps_ahead_fit(subject: Subject) -> None:
     most = LARGEST_STEP._replace(pages=tuple(8 for _ in runner.worker.kv_cache_layout.groups))
     variants = runner.worker.estimate(MaxShape(most, 48, VOCAB)).buckets
     if not variants:
-        raise NotSupported("estimate() names no steps: none is captured, or padded to where shapes are free")
+        raise NotSupported("Platform.estimate() names no buckets: no step is captured, or padded")
     for each in variants:
         within = each.tokens <= most.tokens and each.requests <= most.requests and each.rows <= most.rows
         within = within and len(each.pages) == len(most.pages) and all(count <= most.pages[0] for count in each.pages)

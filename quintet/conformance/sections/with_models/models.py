@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import ContractViolation, Trial, check, require
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import (
     TrafficOutput,
@@ -24,7 +24,19 @@ from quintet.layers.build import RequestedOutputs
 from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
+from quintet_tools.checkpoints.added_families import added_families
+from quintet_tools.checkpoints.tiny import (
+    EVERY,
+    FAMILIES,
+    PLAIN,
+    VOCAB,
+    Tiny,
+    added_names,
+    make,
+    smooth,
+    variant,
+    variants,
+)
 
 LENGTHS = (30, 1, 37, 9)  # tokens of the requests that go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
@@ -49,13 +61,21 @@ def families(subject: Subject) -> Iterator[Trial]:
     for family, name in _variants(subject):
         yield Trial(f"{family}: {name}", partial(_family, subject, family, name), (f"family/{family}",))
         yield Trial(f"{family}: {name}, tokens", partial(_tokens, subject, family, name), (f"tokens/{family}",))
+    for name, reason in added_families()[1].items():
+        if name not in EVERY:  # no feature: without a model to compare with, a family stays unverified
+            yield Trial(f"{name}: added by a package", partial(_without_reference, reason))
+
+
+def _without_reference(reason: str) -> None:
+    raise NotSupported(reason)
 
 
 @check("models.dtypes")
 def dtypes(subject: Subject) -> Iterator[Trial]:
     for dtype in subject.facts.dtypes:
         half = dtype == torch.bfloat16
-        for family in FEW if subject.facts.static_shapes else EVERY if half else FAMILIES:
+        every = (*EVERY, *added_names()) if half else FAMILIES
+        for family in FEW if subject.facts.static_shapes else every:
             features = (f"bfloat16/{family}",) if half else ()
             if family == "llama":  # a family that is refused says nothing of the type
                 features = (*features, f"dtype/{dtype_name(dtype)}")
@@ -85,8 +105,8 @@ def outputs(subject: Subject) -> Iterator[Trial]:
 
 def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
     """All; where shapes are fixed, and each model is compiled, the first of families with something of their own."""
-    for family, variants in (FAMILIES if subject.facts.static_shapes else EVERY).items():
-        for name in list(variants)[: 1 if subject.facts.static_shapes else None]:
+    for family in (*(FAMILIES if subject.facts.static_shapes else EVERY), *added_names()):
+        for name in list(variants(family))[: 1 if subject.facts.static_shapes else None]:
             yield family, name
 
 

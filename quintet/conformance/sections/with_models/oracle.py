@@ -27,7 +27,7 @@ from quintet.conformance.harness.traffic import (
 )
 from quintet.conformance.harness.worker_runner import WorkerRunner, most_pages, random_prompts
 from quintet.interface.weights import Matrix
-from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, added_names, variant, variants
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way
@@ -66,7 +66,7 @@ class Oracle:
     def __init__(self, subject: Subject, family: str, dtype: torch.dtype) -> None:
         self._subject, self._dtype = subject, dtype
         self._page_size = page_size(subject)
-        self.tiny = variant(family, next(iter(EVERY[family])))
+        self.tiny = variant(family, next(iter(variants(family))))
         mixes = [random_requests(0), random_requests(1)] if family in FEW_MODELS else [random_requests(6, count=3)]
         self.traffic = [*mixes, page_filling_requests(self._page_size)]
         self._answers: dict[str, OutputsByRequest] = {}
@@ -181,7 +181,7 @@ def _undeclared() -> None:
 
 def _families(subject: Subject) -> tuple[str, ...]:
     """Every one where nothing is compiled; else a plain one."""
-    return FEW_MODELS[:1] if subject.facts.static_shapes else tuple(EVERY)
+    return FEW_MODELS[:1] if subject.facts.static_shapes else (*EVERY, *added_names())
 
 
 @cache  # answers are small, and the engines behind them are let go of

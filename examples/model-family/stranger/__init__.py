@@ -1,0 +1,1 @@
+"""A model family for quintet: Llama with a learned vector behind each branch."""
