@@ -39,7 +39,7 @@ def generate(checkout: Path, model: Path, cache: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "quintet", "generate", "--model", str(model), *SETTINGS, "--max-tokens", "1", "Hi"]
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as shown:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=shown, env=_environment(checkout, cache))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=shown, **_place(checkout, cache))
         assert process.stdout is not None
         process.stdout.read(1)
         token = time.perf_counter() - begin
@@ -59,11 +59,9 @@ def generate(checkout: Path, model: Path, cache: Path) -> dict[str, float]:
 
 def first_line(checkout: Path, model: Path, cache: Path) -> dict[str, float]:
     """`quintet generate` until its first line to standard error, when it is ended."""
-    command = [sys.executable, "-m", "quintet", "generate", "--model", str(model), *SETTINGS, "Hi"]
+    command = [sys.executable, "-m", "quintet", "generate", "--model", str(model), *SETTINGS, "--max-tokens", "1", "Hi"]
     begin = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment(checkout, cache)
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **_place(checkout, cache))
     assert process.stderr is not None
     process.stderr.read(1)
     seconds = time.perf_counter() - begin
@@ -75,12 +73,12 @@ def first_line(checkout: Path, model: Path, cache: Path) -> dict[str, float]:
 
 def serve(checkout: Path, model: Path, cache: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "quintet", "serve", str(model), *SETTINGS, "--port", str(PORT)]
-    return _served(command, _environment(checkout, cache), str(model))
+    return _served(command, _place(checkout, cache), str(model))
 
 
 def llama(program: str, model: Path) -> dict[str, float]:
     command = [program, "-m", str(model), "-c", "2048", "-t", str(os.cpu_count()), "--port", str(PORT), "--no-webui"]
-    return _served(command, dict(os.environ), "any")
+    return _served(command, {}, "any")
 
 
 def imports(module: str) -> dict[str, float]:
@@ -92,14 +90,15 @@ def imports(module: str) -> dict[str, float]:
     return {"end_s": time.perf_counter() - begin, "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
-def _environment(checkout: Path, cache: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(checkout), "XDG_CACHE_HOME": str(cache)}
+def _place(checkout: Path, cache: Path) -> dict[str, Any]:
+    """Arguments of Popen for a checkout: Python looks for modules in the working directory first."""
+    return {"cwd": checkout, "env": {**os.environ, "XDG_CACHE_HOME": str(cache)}}
 
 
-def _served(command: Sequence[str], environment: dict[str, str], model: str) -> dict[str, float]:
+def _served(command: Sequence[str], place: dict[str, Any], model: str) -> dict[str, float]:
     """Until a server has answered a request of one token, and later the memory of all its processes."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **place)
     try:
         while not _answers(model, 1):
             if process.poll() is not None or time.perf_counter() - begin > PATIENCE:

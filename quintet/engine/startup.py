@@ -57,7 +57,7 @@ from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
 from quintet.model_loader.tied_head import is_tied
 from quintet.model_loader.weight_files import WeightFiles, weights_of
-from quintet.model_loader.weights_cache import AUTO, OFF, cache_entry
+from quintet.model_loader.weights_cache import AUTO, OFF, CacheEntry, cache_entry
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.activation import UnknownActivation
@@ -183,9 +183,7 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    setting = OFF if config.enable_eplb and config.weights_cache == AUTO else config.weights_cache  # EPLB moves weights
-    cache = None if files is None else cache_entry(setting, facts.layout_key, weights.folder)
-    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=cache)
+    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
@@ -381,6 +379,14 @@ def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> WeightFil
     if not facts.layout_key:
         raise ValueError(f"load_format={weights.load_format!r}: this device's weights do not lie in the host's memory")
     return replace(weights, options={"placing": facts.layout_key})
+
+
+def _weights_cache(config: EngineConfig, facts: Capabilities, weights: WeightFiles) -> CacheEntry | None:
+    """Returns where packed weights are kept. Not by default with EPLB, which moves weights while they are written."""
+    if config.load_format in ("dummy", *SHARDED):
+        return None
+    setting = OFF if config.enable_eplb and config.weights_cache == AUTO else config.weights_cache
+    return cache_entry(setting, facts.layout_key, weights.folder)
 
 
 def _op_table(prepared: EnginePlan) -> str:
