@@ -31,10 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     door = dataclasses.replace(door, max_connections=max(1, fit_file_limit(twice).max_connections // 2))
     check_certificate(door)
     listener = listen(door)
+    from quintet.router.core import RouterCore
     from quintet.router.server import RouterServer
     from quintet.server.uvicorn_server import run_loop
 
-    run_loop(RouterServer(config, door).run(listener))
+    core = RouterCore(config, door.api_key[0] if door.api_key else None)
+    run_loop(RouterServer(core, door).run(listener))
     return 0
 
 

@@ -6,13 +6,15 @@ import logging
 from typing import Any
 
 from quintet.cli.commands import _engine as engine
-from quintet.cli.config_file import read_config_file
 from quintet.common.logging_setup import install_server_log
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.config.schema.typed_flags import strings_in
+from quintet.router.config import SERVER_FIELDS
+from quintet.router.models.config import ModelsConfig
 from quintet.server.config import ServerConfig
+from quintet.server.config_file import read_config_file
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
@@ -28,17 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="YAML file of flags without their dashes; flags come before it"
     )
     flags.add_arguments(parser, ServerConfig)
+    flags.add_arguments(parser, ModelsConfig)
     engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
+    models = flags.from_arguments(arguments, ModelsConfig)
+    if models.models is not None:
+        return _run_models(arguments, models)
+    if given := flags.given_settings(arguments, ModelsConfig):
+        raise ValueError(f"--{min(given).replace('_', '-')} has no effect without --models; leave it out")
     served, loaded = _settings(arguments)
     install_server_log(dataclasses.asdict(served))
     if served.headless or loaded.node_rank:
         return _run_follower(served, loaded)
-    if not (served.uds or served.api_key or is_loopback(served.host)):
-        logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    _warn_if_open(served)
     served = fit_file_limit(served)
     from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
@@ -49,6 +56,39 @@ def run(arguments: argparse.Namespace) -> int:
     check_certificate(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener, arguments.wording).run()
+
+
+def _run_models(arguments: argparse.Namespace, config: ModelsConfig) -> int:
+    """Several models, each in an engine of its own."""
+    from quintet.router.models.app import ModelsApp
+    from quintet.router.models.core import ModelsCore
+    from quintet.router.models.models_file import read_models
+    from quintet.router.server import RouterServer
+    from quintet.server.uvicorn_server import run_loop
+
+    if arguments.MODEL is not None or "model" in engine.engine_settings(arguments):
+        raise ValueError("--models names the models; leave out MODEL and --model")
+    served, _ = _settings(arguments)
+    specs = read_models(str(config.models), engine.engine_settings(arguments), _of_engines(arguments))
+    install_server_log(dataclasses.asdict(served))
+    _warn_if_open(served)
+    check_certificate(served)
+    listener = listen(served)
+    run_loop(RouterServer(ModelsCore(specs, config), served, ModelsApp).run(listener))
+    return 0
+
+
+def _of_engines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the server flags that each engine gets; the others are of the server that all models share."""
+    own = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes", "max_queued_bytes"}
+    left_out = SERVER_FIELDS - own
+    return {name: value for name, value in flags.given_settings(arguments, ServerConfig).items()
+            if name not in left_out}  # fmt: skip
+
+
+def _warn_if_open(served: ServerConfig) -> None:
+    if not (served.uds or served.api_key or is_loopback(served.host)):
+        logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
 
 
 def _run_follower(served: ServerConfig, loaded: EngineConfig) -> int:

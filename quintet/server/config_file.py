@@ -33,10 +33,11 @@ def read_config_file(path: str) -> ConfigFile:
         return ConfigFile({}, {})
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError(f"--config {path}: the file must be a mapping such as `port: 8080`")
-    return _by_field(found, path)
+    return settings_by_field(found, path)
 
 
-def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
+def settings_by_field(found: dict[str, Any], path: str) -> ConfigFile:
+    """Returns settings by field. `path` names the file in errors. ValueError for keys that are not known."""
     names = {
         alias: each.name
         for cls in (ServerConfig, EngineConfig)
