@@ -48,6 +48,18 @@ class RemoteEngine:
             raise errors.incompatible_server(self._target.display_name, "/v1/models lists no models")
         return names
 
+    def ask(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the JSON object that the server answers with."""
+        with self._answer(method, path, None if fields is None else json.dumps(fields).encode()) as response:
+            body = _read_body(response)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise errors.incompatible_server(self._target.display_name, f"{path} answers with no JSON object")
+        return found
+
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], **template: Any
     ) -> Iterator[RequestOutput]:

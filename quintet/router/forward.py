@@ -87,7 +87,8 @@ class Forwarder:
             try:
                 answer = await self.send(backend, ask, ask.body)
             except BackendUnanswered as error:
-                raise error.client_error() from None
+                ended = error.retry and is_gone is not None and await is_gone()
+                raise (BackendUnanswered("unreached", again=True) if ended else error).client_error() from None
             try:
                 if is_gone is not None and answer.is_rejected(ask) and await is_gone():
                     backend.counts.count_failure("refused")

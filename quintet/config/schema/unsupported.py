@@ -177,8 +177,6 @@ COMMANDS: Mapping[str, str] = {
     "pull": "a model of the hub is downloaded at its first use: `quintet generate --model OWNER/NAME TEXT`",
     **dict.fromkeys(("list", "ls"), "`hf cache ls` lists downloaded models; others are where their folders are"),
     "show": "`quintet explain MODEL` shows how a model would run",
-    "ps": "each server runs one model and is a process of its own; GET /v1/models names it",
-    "stop": "Ctrl-C or SIGTERM ends a server",
     "rm": "delete the folder, or use `hf cache rm` for models of the hub",
     "create": "give --chat-template and the request's fields; there are no files of settings for a model",
     "server": "it is `quintet serve`",

@@ -54,7 +54,7 @@ class ModelsConfig:
         300.0, keep_alive, "seconds after its last request until a model's engine sleeps, if it can, and as many until "
         "it ends; 0: at once, -1: never", group="models", metavar="SECONDS",
     )  # fmt: skip
-    memory_budget: int | float | None = option(
+    memory_budget: int | float | str | None = option(
         None, optional(memory_size()), "bytes, such as 24G, or share, such as 0.5, of the device's memory for all "
         "loaded models together; what is free, up to gpu_memory_utilization, if not given", group="models",
         metavar="SIZE",

@@ -93,18 +93,22 @@ class ModelsCore(RouterCore):
         model = self.find(ask.fields.model)
         if ask.fields.model not in (None, model.name):
             ask.body = _with_model(ask.body, model.name)
-        try:
-            await self._forward(ask, pipe, model)
-        except ApiError as error:
-            if error.code != "backend_unreachable" or pipe.started:
-                raise
-            await _wait(model.gone)  # nothing was sent; the engine has just ended
-            await self._forward(ask, pipe, model)
+        if not await self._forward(ask, pipe, model):  # its engine had ended: another one is started
+            await self._forward(ask, pipe, model, again=True)
 
-    async def _forward(self, ask: RequestInfo, pipe: ResponseStream, model: ManagedModel) -> None:
+    async def _forward(self, ask: RequestInfo, pipe: ResponseStream, model: ManagedModel, again: bool = False) -> bool:
+        """Returns whether it was answered; False if its engine ended before it carried the request out. ApiError."""
         async with self.manager.lease(model) as backend:
-            engine = model.engine
-            await self.forwarder.forward_to(ask, backend, pipe, None if engine is None else engine.is_gone)
+            engine, gone = model.engine, model.gone
+            try:
+                await self.forwarder.forward_to(ask, backend, pipe, None if engine is None else engine.is_gone)
+            except ApiError as error:
+                if again or error.code != "backend_unreachable" or pipe.started:
+                    raise
+            else:
+                return True
+        await _wait(gone)
+        return False
 
     async def _answer_stored(self, ask: RequestInfo, pipe: ResponseStream, response_id: str) -> None:
         """Has the engine that keeps a response answer; responses end with their engine."""
@@ -112,7 +116,7 @@ class ModelsCore(RouterCore):
         found = [each for each in self.manager.models if place is not None and each.url == place.url]
         if place is None or place.owner != ask.owner or not found or found[0].slot.state is ModelState.UNLOADED:
             raise ApiError(404, f"there is no response {response_id[:200]!r} here", code="not_found")
-        await self._forward(ask, pipe, found[0])
+        await self._forward(ask, pipe, found[0], again=True)
 
     def check_ready(self) -> None:
         """ApiError 503 while the server ends."""

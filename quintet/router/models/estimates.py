@@ -72,7 +72,7 @@ async def estimate_models(specs: Sequence[ModelSpec]) -> list[MemoryEstimate]:
     return estimates + [missing] * (len(specs) - len(estimates))
 
 
-def default_budget(estimates: Sequence[MemoryEstimate], wanted: int | float | None) -> int:
+def default_budget(estimates: Sequence[MemoryEstimate], wanted: int | float | str | None) -> int:
     """Returns the bytes for all models. ValueError if no estimate shows a device, and no number is given."""
     if isinstance(wanted, int):
         return wanted
@@ -82,7 +82,7 @@ def default_budget(estimates: Sequence[MemoryEstimate], wanted: int | float | No
         raise ValueError(f"the device's memory is not known: {reasons}; correct the models, or give --memory-budget")
     total = min(each.total for each in devices)
     if wanted is not None:
-        return int(total * wanted)
+        return int(total * float(wanted))
     return min(*(each.free for each in devices), *(int(each.total * each.utilization) for each in devices))
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 Estimator = Callable[[Sequence[ModelSpec]], Awaitable[list[MemoryEstimate]]]
 _RETRY = {"Retry-After": "5"}
+_RESTART_SECONDS = 1.0  # seconds before a pinned model whose engine has ended is loaded again
 _BUSY_SECONDS = 1.0  # seconds between two looks at an engine that works on requests without a connection
 
 
@@ -216,7 +217,7 @@ class ModelManager:
             model.fail_waiters(ApiError(503, str(error), param="model", code="model_too_large"))
             return True
         if room.fits:
-            asleep, slot.state = slot.state is ModelState.SLEEPING, ModelState.LOADING
+            asleep, slot.state, slot.is_asleep = slot.is_asleep, ModelState.LOADING, False
             model.stop_timer()
             self._run(self._load(model, asleep))
             return True
@@ -242,6 +243,10 @@ class ModelManager:
         except (EngineFailed, OSError, ValueError) as error:
             await self._drop(model)
             self._fail(model, str(error))
+        except Exception as error:
+            logger.exception("%s could not be loaded", model.name)
+            await self._drop(model)
+            self._fail(model, f"the server failed ({type(error).__name__}); its log says more")
         else:
             assert model.engine is not None
             model.record_success()
@@ -282,17 +287,19 @@ class ModelManager:
         model.engine = model.backend = None
         if backend is not None:
             backend.upstream.close()
-        if engine is not None:
-            await engine.end()
-        model.slot.state, model.slot.held_for = ModelState.UNLOADED, None
-        model.gone.set()
+        try:
+            if engine is not None:
+                await engine.end()
+        finally:
+            model.slot.state, model.slot.held_for, model.slot.is_asleep = ModelState.UNLOADED, None, False
+            model.gone.set()
 
     def _on_end(self, model: ManagedModel, engines: list[Engine], why: str) -> None:
         """An engine's process has ended."""
         slot = model.slot
         if model.engine not in engines or slot.state not in (ModelState.LOADED, ModelState.SLEEPING):
             return
-        logger.error("the engine of %s has ended: %s; it is started again by the next request", model.name, why)
+        logger.error("the engine of %s has ended: %s; the next request starts it again", model.name, why)
         self._begin_unload(model, "exit")
 
     def _begin_unload(self, model: ManagedModel, reason: str) -> None:
@@ -309,7 +316,7 @@ class ModelManager:
             if reason == "idle" and self._can_sleep(model) and await engine.sleep():
                 if model.backend is not None:
                     model.backend.upstream.close()
-                model.slot.state, model.backend = ModelState.SLEEPING, None
+                model.slot.state, model.slot.is_asleep, model.backend = ModelState.SLEEPING, True, None
                 model.counts.sleeps += 1
                 logger.info("%s sleeps", model.name)
                 self._start_timer(model)
@@ -317,6 +324,8 @@ class ModelManager:
         await self._drop(model)
         model.counts.unloads[reason] += 1
         logger.info("%s is unloaded (%s)", model.name, reason)
+        if model.spec.pinned and reason == "exit" and not self._closed:
+            asyncio.get_running_loop().call_later(_RESTART_SECONDS, lambda: self._run(self._load_pinned(model)))
         return self._advance()
 
     def _keep_busy(self, model: ManagedModel) -> None:

@@ -37,6 +37,7 @@ class ModelSlot:
     waiting: int = 0  # requests that wait for it
     last_used: float = 0.0  # seconds of the loop's clock
     loaded_at: float = 0.0
+    is_asleep: bool = False  # its engine sleeps, or ends out of its sleep
     held_for: str | None = None  # the model that waits for this one's memory: it gets no new requests until then
 
     @property
@@ -44,7 +45,8 @@ class ModelSlot:
         """Bytes that are its own now. An engine that ends has them until it has ended."""
         if self.size is None or self.state is ModelState.UNLOADED:
             return 0
-        return self.size.asleep if self.state is ModelState.SLEEPING else self.size.loaded
+        asleep = self.is_asleep and self.state in (ModelState.SLEEPING, ModelState.UNLOADING)
+        return self.size.asleep if asleep else self.size.loaded
 
     @property
     def can_be_unloaded(self) -> bool:
