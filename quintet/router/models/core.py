@@ -16,8 +16,9 @@ from quintet.router.core import RouterCore, model_for_anthropic, models_for_anth
 from quintet.router.models import metrics
 from quintet.router.models.config import ModelsConfig, ModelSpec
 from quintet.router.models.engine import EngineStarter, Starter, new_key
+from quintet.router.models.estimates import estimate_models
 from quintet.router.models.managed_model import ManagedModel
-from quintet.router.models.manager import ModelManager
+from quintet.router.models.manager import Estimator, ModelManager
 from quintet.router.models.planner import ModelState
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_stream import ResponseStream
@@ -50,8 +51,14 @@ class ModelStatus(NamedTuple):
 class ModelsCore(RouterCore):
     """RouterCore with one engine for each model, which is started when a request names the model."""
 
-    def __init__(self, specs: Sequence[ModelSpec], config: ModelsConfig, start: Starter | None = None) -> None:
-        """`start`: instead of child processes."""
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        config: ModelsConfig,
+        start: Starter | None = None,
+        estimate: Estimator = estimate_models,
+    ) -> None:
+        """`start`, `estimate`: instead of child processes."""
         key = new_key()
         super().__init__(
             RouterConfig(backend=tuple(f"http://engine-{number}" for number in range(len(specs))), backend_api_key=key)
@@ -59,7 +66,9 @@ class ModelsCore(RouterCore):
         self.title, self._created = f"{len(specs)} models", int(time.time())
         self._folder = PrivateFolder()
         timeouts = HttpTimeouts(5.0, 3600.0, 300.0)
-        self.manager = ModelManager(specs, config, start or EngineStarter(self._folder.path, key, timeouts), timeouts)
+        self.manager = ModelManager(
+            specs, config, start or EngineStarter(self._folder.path, key, timeouts), timeouts, estimate
+        )
 
     def start(self) -> None:
         self.manager.start()

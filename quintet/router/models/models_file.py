@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quintet.common.suggestions import nearest_name
 from quintet.common.value_parsers import boolean, list_of, optional, text
 from quintet.config import EngineConfig, read_environment, setting_fields
 from quintet.router.config import SERVER_FIELDS
@@ -75,29 +74,32 @@ def _entries(path: str) -> Iterable[tuple[str, list[_Line]]]:
     try:
         content = Path(path).read_bytes()
         if len(content) > _MAX_BYTES:
-            raise ValueError(f"has {len(content)} bytes, and {_MAX_BYTES} is the most")
+            raise ValueError(f"--models {path}: has {len(content)} bytes, and {_MAX_BYTES} is the most")
         loader = yaml.SafeLoader(content)
         root = loader.get_single_node()
         if isinstance(root, yaml.MappingNode) and [key.value for key, _ in root.value] == ["models"]:
             root = root.value[0][1]
         if isinstance(root, yaml.SequenceNode):
-            listed = [(None, node, node.start_mark.line + 1) for node in root.value]
+            listed: list[tuple[str | None, Any, int]] = [(None, node, node.start_mark.line + 1) for node in root.value]
         elif isinstance(root, yaml.MappingNode):
             listed = [(str(key.value), node, key.start_mark.line + 1) for key, node in root.value]
         else:
-            raise ValueError("must be a mapping of names to models such as `chat: {model: bundled}`, or a list of them")
+            raise ValueError(
+                f"--models {path}: must be a mapping of names to models such as `chat: {{model: bundled}}`, or a list "
+                "of them"
+            )
         for name, node, line in listed:
-            yield _entry(name, line, _lines(loader, node), path)
+            yield _entry(name, line, _lines(loader, node, path), path)
     except (yaml.YAMLError, OSError, RecursionError) as error:
         raise ValueError(f"--models {path}: the file cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _lines(loader: Any, node: Any) -> list[_Line]:
+def _lines(loader: Any, node: Any, path: str) -> list[_Line]:
     """Returns the settings of one model; a text alone is its `model`."""
     if node.id == "scalar":
         return [_Line("model", node.value, node.start_mark.line + 1)]
     if node.id != "mapping":
-        raise ValueError(f"line {node.start_mark.line + 1}: must be a model or a mapping of its flags")
+        raise ValueError(f"{path}, line {node.start_mark.line + 1}: must be a model or a mapping of its flags")
     return [
         _Line(str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1)
         for key, value in node.value
@@ -105,7 +107,7 @@ def _lines(loader: Any, node: Any) -> list[_Line]:
 
 
 def _entry(name: str | None, line: int, lines: list[_Line], path: str) -> tuple[str, list[_Line]]:
-    by_key = {each.key.lstrip("-").replace("-", "_"): each.value for each in lines}
+    by_key = {_field(each.key): each.value for each in lines}
     if len(by_key) != len(lines):
         raise ValueError(f"{path}, line {line}: a key is given twice; keep one")
     if "model" not in by_key:
@@ -119,45 +121,51 @@ def _spec(name: str, lines: list[_Line], path: str, defaults: tuple[dict[str, An
     """ValueError with the line and the key."""
     own: dict[str, Any] = {}
     given: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for key, value, line in lines:
-        plain = key.lstrip("-").replace("-", "_")
-        place = f"{path}, line {line}, model {name!r}" if line else f"{path}, model {name!r}"
+    places: dict[str, str] = {}  # of each setting
+    for each in lines:
+        plain = _field(each.key)
+        place = f"{path}, line {each.line}, model {name!r}" if each.line else f"{path}, model {name!r}"
+        if plain in _SHARED:
+            raise ValueError(f"{place}: {each.key} is of the server that all models share; give it as a flag of "
+                             "`quintet serve`")  # fmt: skip
+        if plain not in _OWN:
+            settings = settings_by_field({each.key: each.value}, place, _OWN).settings
+            given.update(settings)
+            places.update(dict.fromkeys(settings, place))
+            continue
         try:
-            if plain in _OWN:
-                own[plain] = _OWN[plain](value)
-                continue
-            if plain in _SHARED:
-                raise ValueError("is of the server that all models share; give it as a flag of `quintet serve`")
-            settings = settings_by_field({key: value}, place).settings
+            own[plain] = _OWN[plain](each.value)
         except ValueError as error:
-            near = nearest_name(plain, _OWN) if "did you mean" not in str(error) else None
-            more = f"; did you mean {near!r}?" if near and near != plain else ""
-            raise ValueError(str(error) + more if str(error).startswith(place) or "unknown" in str(error)
-                             else f"{place}: {key} {error}{more}") from None  # fmt: skip
-        given.update(settings)
-        places.update(dict.fromkeys(settings, place))
+            raise ValueError(f"{place}: {each.key} {error}") from None
+    try:
+        return _checked(name, own, given, defaults)
+    except ValueError as error:
+        words = re.findall(r"\w+", str(error))
+        place = next((places[word] for word in words if word in places), f"{path}, model {name!r}")
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _checked(
+    name: str, own: dict[str, Any], given: dict[str, Any], defaults: tuple[dict[str, Any], dict[str, Any]]
+) -> ModelSpec:
     server_names = {each.name for each in setting_fields(ServerConfig)}
     server = {**defaults[1], **{key: given.pop(key) for key in list(given) if key in server_names}}
-    engine = {**defaults[0], **given}
-    engine.setdefault("capture_decode_ahead", True)
-    try:
-        config = read_environment().apply(EngineConfig.from_kwargs(**engine))
-        served = ServerConfig(**server, served_model_name=(name,))
-    except ValueError as error:
-        where = next((place for key, place in places.items() if key in str(error)), f"{path}, model {name!r}")
-        raise ValueError(f"{where}: {error}") from None
-    own.pop("name", None)
+    engine = {"capture_decode_ahead": True, **defaults[0], **given}
+    config = read_environment().apply(EngineConfig.from_kwargs(**engine))
+    if config.nnodes > 1:
+        raise ValueError("nnodes: a model of --models runs on this machine alone; serve one on several by itself")
+    for parser in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
+        if server.get(parser) is None:
+            server[parser] = getattr(config.structured_outputs_config, parser)
     sized = any(getattr(config, each, None) is not None for each in _SIZES)
-    if "memory" not in own and "gpu_memory_utilization" in engine:
-        own["memory"] = config.gpu_memory_utilization
-    return ModelSpec(name, _with_parsers(config), served, cache_is_sized=sized, **own)
+    own.pop("name", None)
+    if "gpu_memory_utilization" in engine:
+        own.setdefault("memory", config.gpu_memory_utilization)
+    return ModelSpec(name, config, ServerConfig(**server, served_model_name=(name,)), cache_is_sized=sized, **own)
 
 
-def _with_parsers(config: EngineConfig) -> EngineConfig:
-    if config.nnodes > 1 or config.node_rank:
-        raise ValueError("a model of --models runs on this machine alone; serve one on several machines by itself")
-    return config
+def _field(key: str) -> str:
+    return key.lstrip("-").replace("-", "_")
 
 
 def _check_names(specs: list[ModelSpec], path: str) -> None:
