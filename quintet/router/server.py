@@ -9,6 +9,7 @@ import time
 from quintet.router.app import RouterApp, make_app
 from quintet.router.core import RouterCore
 from quintet.server.config import ServerConfig
+from quintet.server.file_limits import fit_file_limit
 from quintet.server.tls import Certificates
 from quintet.server.uvicorn_server import SHUTDOWN_SECONDS, UvicornServer
 
@@ -67,6 +68,12 @@ class RouterServer:
         self._server.should_exit = True
         if left:
             asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
+
+
+def fit_connections(door: ServerConfig) -> ServerConfig:
+    """Returns the settings with as many connections as the limit on open files allows: each has one to a server."""
+    twice = dataclasses.replace(door, max_connections=2 * door.max_connections)
+    return dataclasses.replace(door, max_connections=max(1, fit_file_limit(twice).max_connections // 2))
 
 
 def _url(door: ServerConfig, port: int) -> str:

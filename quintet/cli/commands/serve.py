@@ -11,7 +11,6 @@ from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.config.schema.typed_flags import strings_in
-from quintet.router.config import SERVER_FIELDS
 from quintet.router.models.config import ModelsConfig
 from quintet.server.config import ServerConfig
 from quintet.server.config_file import read_config_file
@@ -59,31 +58,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_models(arguments: argparse.Namespace, config: ModelsConfig) -> int:
-    """Several models, each in an engine of its own."""
+    """Serves several models, each by an engine of its own."""
     from quintet.router.models.app import ModelsApp
     from quintet.router.models.core import ModelsCore
-    from quintet.router.models.models_file import read_models
-    from quintet.router.server import RouterServer
+    from quintet.router.models.models_file import REFUSED, read_models
+    from quintet.router.server import RouterServer, fit_connections
     from quintet.server.uvicorn_server import run_loop
 
-    if arguments.MODEL is not None or "model" in engine.engine_settings(arguments):
+    server, loaded = _given_settings(arguments)
+    if "model" in loaded:
         raise ValueError("--models names the models; leave out MODEL and --model")
-    served, _ = _settings(arguments)
-    specs = read_models(str(config.models), engine.engine_settings(arguments), _of_engines(arguments))
+    for name in REFUSED:
+        if name in server:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with --models; leave it out")
+    served = ServerConfig(**server)
+    specs = read_models(str(config.models), loaded, server)
     install_server_log(dataclasses.asdict(served))
     _warn_if_open(served)
+    served = fit_connections(served)
     check_certificate(served)
     listener = listen(served)
     run_loop(RouterServer(ModelsCore(specs, config), served, ModelsApp).run(listener))
     return 0
-
-
-def _of_engines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the server flags that each engine gets; the others are of the server that all models share."""
-    own = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes", "max_queued_bytes"}
-    left_out = SERVER_FIELDS - own
-    return {name: value for name, value in flags.given_settings(arguments, ServerConfig).items()
-            if name not in left_out}  # fmt: skip
 
 
 def _warn_if_open(served: ServerConfig) -> None:
@@ -106,7 +102,20 @@ def _run_follower(served: ServerConfig, loaded: EngineConfig) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
-    """Flags come before the file, and the file before the environment."""
+    """Returns the settings of a server of one model."""
+    server, loaded = _given_settings(arguments)
+    if loaded.get("nnodes", 1) == 1:  # machines compare their settings, and machine 0 may be an LLM
+        loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
+    config = engine.config(loaded)
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
+        if server.get(name) is None:
+            server[name] = getattr(config.structured_outputs_config, name)
+    return ServerConfig(**server), config
+
+
+def _given_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of the server and of the engine. Flags come before the file, and the file before the
+    environment."""
     file: dict[str, Any] = {}
     if arguments.config:
         file, spelled = read_config_file(arguments.config)
@@ -127,13 +136,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
-    if loaded.get("nnodes", 1) == 1:  # machines compare their settings, and machine 0 may be an LLM
-        loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
-    config = engine.config(loaded)
-    for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
-        if server.get(name) is None:
-            server[name] = getattr(config.structured_outputs_config, name)
-    return ServerConfig(**server), config
+    return server, loaded
 
 
 def _with_file_keys(wording: NameTranslation, spelled: dict[str, Spelling], file: dict[str, Any]) -> NameTranslation:

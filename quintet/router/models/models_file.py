@@ -22,8 +22,10 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "name": text, "aliases": list_of(text), "pinned": boolean, "keep_alive": optional(keep_alive),
     "memory": optional(memory_size()),
 }  # fmt: skip
-# what belongs to the server that all models share, or is derived here
-_SHARED = SERVER_FIELDS | {"headless", "root_path", "served_model_name", "playground", "middleware"}
+REFUSED = ("headless", "root_path", "served_model_name")  # flags of `quintet serve` that --models leaves no meaning
+_SHARED = SERVER_FIELDS.union(REFUSED, ("playground",))  # of the server that all models share
+# of these, what each engine has as well
+_BOTH = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes", "max_queued_bytes"}
 _SIZES = ("kv_cache_memory_bytes", "num_pages")
 
 
@@ -40,6 +42,7 @@ def read_models(path: str, engine: dict[str, Any], server: dict[str, Any]) -> li
 
     ValueError has file, line, key and remedy.
     """
+    server = {key: value for key, value in server.items() if key in _BOTH or key not in _SHARED}
     place = Path(path)
     if place.is_dir():
         specs = [
