@@ -40,6 +40,8 @@ INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
 }
 ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet serve": "the first such line of README.md is the server of the other tests here",
+    "quintet ps": "tests/cli/test_models_commands.py, with a server of several models",
+    "quintet stop": "tests/cli/test_models_commands.py, as well",
     "quintet router": "tests/router/test_command.py, with servers of its own",
     "new-platform tinyvec": "tests/cli/test_new_platform.py, which installs what is written",
     "--device tinyvec": "tests/cli/test_new_platform.py; the whole kit takes minutes, see tests/e2e/cli/test_vendor.py",
