@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 
 import msgspec
 
@@ -33,6 +34,9 @@ def _estimate(fields: dict[str, object]) -> MemoryEstimate:
         prepared = prepare(config, met=False)
     except (ValueError, OSError, MemoryError, NotImplementedError) as error:
         return MemoryEstimate(error=str(error) or type(error).__name__)
+    except Exception as error:  # the other models are planned all the same
+        traceback.print_exc()
+        return MemoryEstimate(error=f"its memory cannot be planned ({type(error).__name__}: {error})")
     try:
         return _of_plan(prepared, prepared.memory_plan, auto=config.max_model_len == "auto")
     finally:

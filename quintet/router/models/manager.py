@@ -56,13 +56,13 @@ class ModelManager:
     def close(self, seconds: float = 5.0) -> None:
         """Ends all engines: those without requests by themselves, others at once."""
         self._closed = True
-        engines = [each.engine for each in self.models if each.engine is not None]
         for task in self._tasks:
             task.cancel()
-        for engine in engines:
+        engines = [(each.engine, each.slot.state) for each in self.models if each.engine is not None]
+        for engine, _ in engines:
             engine.ask_to_end()
-        for engine in engines:
-            engine.close(seconds)
+        for engine, state in engines:
+            engine.close(0.0 if state is ModelState.LOADING else seconds)
 
     async def _plan_first(self) -> None:
         await self._plan(self.models)

@@ -103,16 +103,22 @@ def _lines(loader: Any, node: Any, path: str) -> list[_Line]:
         return [_Line("model", node.value, node.start_mark.line + 1)]
     if node.id != "mapping":
         raise ValueError(f"{path}, line {node.start_mark.line + 1}: must be a model or a mapping of its flags")
-    return [
-        _Line(str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1)
+    keys = [_field(str(key.value)) for key, _ in node.value]
+    for key, _ in node.value:
+        if keys.count(_field(str(key.value))) > 1:
+            raise ValueError(f"{path}, line {key.start_mark.line + 1}: {key.value} is given twice; keep one")
+    loader.flatten_mapping(node)  # of `<<: *other`; a key of its own comes later, and counts
+    lines = {
+        _field(str(key.value)): _Line(
+            str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1
+        )
         for key, value in node.value
-    ]
+    }
+    return list(lines.values())
 
 
 def _entry(name: str | None, line: int, lines: list[_Line], path: str) -> tuple[str, list[_Line]]:
     by_key = {_field(each.key): each.value for each in lines}
-    if len(by_key) != len(lines):
-        raise ValueError(f"{path}, line {line}: a key is given twice; keep one")
     if "model" not in by_key:
         raise ValueError(f"{path}, line {line}: the model {name or ''} has no `model:`; give its folder, GGUF file or "
                          "hub id")  # fmt: skip
@@ -162,7 +168,7 @@ def _checked(
             server[parser] = getattr(config.structured_outputs_config, parser)
     sized = any(getattr(config, each, None) is not None for each in _SIZES)
     own.pop("name", None)
-    if "gpu_memory_utilization" in engine:
+    if "gpu_memory_utilization" in given:
         own.setdefault("memory", config.gpu_memory_utilization)
     return ModelSpec(name, config, ServerConfig(**server, served_model_name=(name,)), cache_is_sized=sized, **own)
 

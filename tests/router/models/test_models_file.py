@@ -41,6 +41,12 @@ other:
     assert chat.server.served_model_name == ("chat",)
 
 
+def test_an_entry_takes_over_another_ones_settings(tmp_path: Path) -> None:
+    text = "a: &a {model: bundled, max_model_len: 64}\nb: {<<: *a, max_model_len: 32}\n"
+    one, two = read_models(written(tmp_path, text), {}, {})
+    assert [(each.engine.model, each.engine.max_model_len) for each in (one, two)] == [("bundled", 64), ("bundled", 32)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -79,7 +85,7 @@ def test_a_folder_has_a_model_for_each_file_and_model_folder(tmp_path: Path) -> 
         ("just text", r"must be a mapping"),
         ("a: [1]\n", r"line 1: must be a model or a mapping"),
         ("a: {model: bundled\n", r"cannot be read: .*line 2"),
-        ("a: {model: bundled, model: other}\n", r"line 1: a key is given twice"),
+        ("a: {model: bundled, model: other}\n", r"line 1: model is given twice; keep one"),
         ("[]", r"0 models, and 1 to 256"),
     ],
 )  # fmt: skip
