@@ -51,6 +51,7 @@ class ModelManager:
 
     def start(self) -> None:
         """Plans the memory of all models, then loads those that are pinned."""
+        self._is_planning = True
         self._run(self._plan_first())
 
     def close(self, seconds: float = 5.0) -> None:

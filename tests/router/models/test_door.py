@@ -190,6 +190,19 @@ async def test_a_request_that_meets_a_dead_engine_is_answered_by_the_next_one() 
         assert (await there.chat()).json() == {"by": "a"} and there.world.starts == ["a", "a"]
 
 
+async def test_a_request_that_ends_two_engines_is_given_up() -> None:
+    async with door() as there:
+
+        async def deadly(call: Call) -> None:
+            there.engine("a").kill()
+            call.cut()
+
+        there.fakes["a"].behave = deadly
+        answer = await there.chat()
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "backend_unreachable"
+        assert there.world.starts == ["a", "a"]
+
+
 async def test_a_busy_engines_refusal_is_passed_on() -> None:
     async def full(call: Call) -> None:
         await call.say({"error": {"code": "server_overloaded"}}, 429, "retry-after: 1\r\n")
@@ -237,6 +250,18 @@ async def test_stored_responses_are_asked_of_the_engine_that_made_them() -> None
         assert (await there.client.get("/v1/responses/resp_2")).status_code == 404
         await there.core.manager.unload(there.world.model("b"))
         assert (await there.client.get("/v1/responses/resp_1")).status_code == 404
+
+
+async def test_a_stored_response_is_visible_to_its_own_key_alone() -> None:
+    async def respond(call: Call) -> None:
+        await call.say({"id": "resp_1", "object": "response"})
+
+    async with door(server={"api_key": ["one", "two"]}) as there:
+        there.fakes["b"].behave = respond
+        await there.client.post("/v1/responses", json={"model": "b", "input": "x"})
+        assert (await there.client.get("/v1/responses/resp_1")).status_code == 200
+        other = await there.client.get("/v1/responses/resp_1", headers={"authorization": "Bearer two"})
+        assert other.status_code == 404
 
 
 async def test_metrics_have_a_label_for_the_model_and_those_of_engines_once() -> None:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from quintet.router.models.config import ModelSpec
+from quintet.router.models.managed_model import ManagedModel
 from quintet.router.models.planner import ModelState
 from quintet.server.http.errors import ApiError
 from tests.router.models.worlds import FakeEngine, World, in_virtual_time, random_world, spec
@@ -28,7 +29,7 @@ def test_several_requests_start_a_model_once() -> None:
         world = World()
         world.make(THREE).start()
         engines = await asyncio.gather(*(use(world, "a") for _ in range(20)))
-        assert world.starts == ["a"] and len(set(engines)) == 1
+        assert world.starts == ["a"] and len(set(engines)) == 1 and world.estimates == 1
 
     in_virtual_time(main())
 
@@ -223,6 +224,61 @@ def test_a_client_that_leaves_while_its_model_loads_frees_its_place() -> None:
         await asyncio.sleep(5.0)
         slot = world.model("a").slot
         assert (slot.waiting, slot.in_flight, slot.state) == (0, 0, ModelState.LOADED)
+
+    in_virtual_time(main())
+
+
+def test_a_model_whose_waiting_client_leaves_gives_its_place_in_line_up() -> None:
+    async def main() -> None:
+        world = World()
+        world.make(THREE).start()
+        await asyncio.gather(use(world, "a"), use(world, "b"))
+        busy = [asyncio.ensure_future(use(world, name, 100.0)) for name in "ab"]
+        await asyncio.sleep(0.1)
+        leaving = asyncio.ensure_future(use(world, "c"))
+        await asyncio.sleep(6.0)
+        held = [asyncio.ensure_future(use(world, name)) for name in "ab"]
+        await asyncio.sleep(1.0)
+        assert [each.done() for each in held].count(False) == 1, "one of them has to go for the third"
+        leaving.cancel()
+        await asyncio.sleep(0.1)
+        assert all(each.done() for each in held) and not any(each.done() for each in busy)
+        await asyncio.gather(*busy)
+
+    in_virtual_time(main())
+
+
+def test_a_client_that_leaves_in_the_moment_of_its_turn_is_not_counted() -> None:
+    async def main() -> None:
+        world = World()
+        manager = world.make(THREE)
+        manager.start()
+        leaving = asyncio.ensure_future(use(world, "a", 5.0))
+        grant = manager._grant
+
+        def and_leave(model: ManagedModel) -> None:
+            grant(model)
+            leaving.cancel()
+
+        manager._grant = and_leave  # type: ignore[method-assign]
+        await asyncio.wait([leaving])
+        assert leaving.cancelled() and world.model("a").slot.in_flight == 0
+
+    in_virtual_time(main())
+
+
+def test_an_engine_that_dies_asleep_takes_no_memory_for_its_end() -> None:
+    async def main() -> None:
+        world = World()
+        world.make([spec("a", keep_alive=20.0), spec("b"), spec("c")]).start()
+        await use(world, "a")
+        await asyncio.sleep(21.0)
+        await asyncio.gather(use(world, "b"), use(world, "c"))
+        assert world.model("a").slot.state is ModelState.SLEEPING
+        world.engine("a").kill()
+        while world.model("a").slot.state is not ModelState.UNLOADED:
+            world.check()
+            await asyncio.sleep(0.005)
 
     in_virtual_time(main())
 

@@ -56,3 +56,15 @@ def test_what_is_decided_keeps_every_promise(found: list[ModelSlot], spare: int,
             if each in room.unload or each.state is ModelState.UNLOADING:
                 each.state = ModelState.UNLOADED
         assert ledger.room_for(wanted, waited).fits
+
+
+def test_an_engine_that_ends_is_waited_for_instead_of_ending_another() -> None:
+    ending, idle = (
+        ModelSlot(name, size=ModelSize(10), state=state)
+        for name, state in (("ending", ModelState.UNLOADING), ("idle", ModelState.LOADED))
+    )
+    wanted = ModelSlot("wanted", size=ModelSize(10))
+    ledger = MemoryLedger(20, [ending, idle, wanted])
+    assert ledger.room_for(wanted, 0.0) == (False, (), ())
+    ending.state = ModelState.UNLOADED
+    assert ledger.room_for(wanted, 0.0).fits
