@@ -116,6 +116,19 @@ ROUTER = {
     "backend_unreachable": ("No server accepted the connection.", "Check addresses and that the servers run."),
     "conflict": ("The server to add is listed already.", "Remove it first, or leave it."),
     "draining": ("The router ends and takes no new requests.", "Repeat the request at another router."),
+    "model_busy": ("A model of `--models` has requests, and is not unloaded.", "Wait until they have ended."),
+    "model_load_failed": (
+        "The engine of a model of `--models` did not start; the message has its reason.",
+        "Correct the model's entry; the next try is made after `Retry-After`.",
+    ),
+    "model_not_loaded": (
+        "A model of `--models` found no room within `--max-wait`: other models had requests.",
+        "Repeat it; raise `--memory-budget` or `--max-wait`.",
+    ),
+    "model_too_large": (
+        "A model of `--models` does not fit into the memory budget.",
+        "Raise `--memory-budget`, or lower the model's `max_model_len` or `memory`.",
+    ),
     "no_backend": ("No server takes requests now.", "Wait; check `/ready` of each server."),
     "not_passed_on": ("The path concerns a single server.", "Call that server directly."),
     "prefill_failed": ("No prefill server computed the prompt.", "Repeat it; check the servers of `--prefill`."),
@@ -180,9 +193,9 @@ In a stream, an error after the first token is an event with the same object. A 
 stream with the code `response_cancelled`. `quintet run-batch` has codes of its own for lines without an answer:
 [clients](clients.md#quintet-run-batch).
 
-## The router
+## The router, and servers of several models
 
-The router passes the servers' errors on, and has these of its own; `server_overloaded` (429, 503), `model_not_found`,
+They pass the servers' errors on, and have these of its own; `server_overloaded` (429, 503), `model_not_found`,
 `invalid_json` and others mean the same as above.
 
 {_table(ROUTER)}"""

@@ -29,6 +29,8 @@ class CliCommand:
 _HOME = "quintet.cli.commands."
 COMMANDS = {
     "serve": CliCommand(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
+    "ps": CliCommand(_HOME + "ps", "list the models that a server of several has loaded"),
+    "stop": CliCommand(_HOME + "stop", "unload a model of a server of several"),
     "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),
     "generate": CliCommand(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
     "chat": CliCommand(_HOME + "chat", "talk with a model, here or on a server"),

@@ -50,13 +50,22 @@ class RemoteEngine:
 
     def count_tokens(self, text: str) -> int:
         """Returns the number of a text's tokens, from POST /tokenize (quintet and vLLM have it)."""
-        body = json.dumps({"model": self.model, "prompt": text, "add_special_tokens": False}).encode()
-        with self._answer("POST", "/tokenize", body) as response:
-            answer = _read_body(response)
+        answer = self.ask("POST", "/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
+        if not isinstance(answer.get("count"), int):
+            raise errors.incompatible_server(self._target.display_name, "/tokenize counts no tokens")
+        return int(answer["count"])
+
+    def ask(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the JSON object that the server answers with."""
+        with self._answer(method, path, None if fields is None else json.dumps(fields).encode()) as response:
+            body = _read_body(response)
         try:
-            return int(json.loads(answer)["count"])
-        except (ValueError, RecursionError, TypeError, KeyError):
-            raise errors.incompatible_server(self._target.display_name, "/tokenize counts no tokens") from None
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise errors.incompatible_server(self._target.display_name, f"{path} answers with no JSON object")
+        return found
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], **template: Any

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from quintet.clients.http_connection import Header
 from quintet.router import admin, routes
 from quintet.router.core import RouterCore
 from quintet.router.metrics import CONTENT_TYPE
-from quintet.router.request_info import RequestInfo, read_body
+from quintet.router.request_info import RequestFields, RequestInfo, read_body
 from quintet.router.response_stream import HOP_BY_HOP, ResponseStream
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error
@@ -44,11 +45,11 @@ _NOT_FORWARDED = HOP_BY_HOP | {
 _KEYS = (b"authorization", b"x-api-key")
 
 
-def make_app(core: RouterCore, door: ServerConfig) -> ASGIApp:
+def make_app(router: "RouterApp", core: RouterCore, door: ServerConfig) -> ASGIApp:
     """The last one that is wrapped around is the first that a request meets."""
-    app: ASGIApp = HeadAsGet(RouterApp(core, door))
+    app: ASGIApp = HeadAsGet(router)
     app = ConnectionPlaces(app, most=door.max_connections)
-    app = ApiKeys(app, door, admin.PATHS if door.admin_api_key else ())
+    app = ApiKeys(app, door, router.admin_paths if door.admin_api_key else ())
     app = LocalNames(app, door)
     app = ErrorAndLogMiddleware(app, core, door)
     if door.allowed_origins:
@@ -133,6 +134,8 @@ def _log_line(scope: Scope, visit: RequestState) -> str:
 class RouterApp:
     """Dispatches requests that passed authentication: own answers, administration, or forwarding to a server."""
 
+    admin_paths: Mapping[str, str] = admin.PATHS  # path -> method
+
     def __init__(self, core: RouterCore, door: ServerConfig) -> None:
         self._core, self._door = core, door
         self._held = 0  # bytes of bodies
@@ -141,10 +144,10 @@ class RouterApp:
         path, method = scope["path"], scope["method"]
         if method == "POST" and path in routes.POSTS:
             await self._pass_on(scope, receive, send)
-        elif path in admin.PATHS:
+        elif path in self.admin_paths:
             await self._administer(scope, receive, send)
-        elif method == "GET" and (own := self._own(path, scope)) is not None:
-            await _respond(own, scope, receive, send)
+        elif method == "GET" and (own := await self._own(path, scope)) is not None:
+            await respond(own, scope, receive, send)
         elif routes.stored_response_id(method, path) is not None or (method == "POST" and path.startswith("/v1/")):
             await self._pass_on(scope, receive, send)
         else:
@@ -156,7 +159,7 @@ class RouterApp:
                 )  # fmt: skip
             raise routes.not_found_error(path)
 
-    def _own(self, path: str, scope: Scope) -> Response | None:
+    async def _own(self, path: str, scope: Scope) -> Response | None:
         """Returns the router's own answer; None if the path has none."""
         core = self._core
         if path in ("/health", "/ping"):
@@ -167,7 +170,7 @@ class RouterApp:
         if path == "/version":
             return _json({"version": __version__})
         if path == "/metrics":
-            return Response(core.metrics(), headers={"Content-Type": CONTENT_TYPE})
+            return Response(await core.metrics(), headers={"Content-Type": CONTENT_TYPE})
         if path == "/v1/models":
             return _json(core.model_list(wants_anthropic(scope)))
         if path.startswith("/v1/models/"):
@@ -176,14 +179,13 @@ class RouterApp:
 
     async def _administer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if method != admin.PATHS[path]:
-            right = admin.PATHS[path]
+        if method != (right := self.admin_paths[path]):
             raise ApiError(405, f"{method} does not work at {path}; {right} does", headers={"Allow": right})
         if self._door.admin_api_key is None:
             admin.check_local_user(scope)
         body = await self._body(scope, receive)
         self._held -= len(body)
-        await _respond(_json(self._core.admin.answer(path, body)), scope, receive, send)
+        await respond(_json(await self._core.administer(path, body)), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         core = self._core
@@ -194,13 +196,13 @@ class RouterApp:
             )  # fmt: skip
         path, visit = scope["path"], scope["state"]["visit"]
         stored = routes.stored_response_id(scope["method"], path)
-        route = routes.OTHER if stored is not None else routes.post_route(path)
+        route = routes.OTHER if stored is not None else self._route(path)
         body = await self._body(scope, receive)
         try:
             ask = self._ask(scope, body, route)
             ask.arrived = time.perf_counter()
             if stored is None:
-                ask.fields = read_body(body)
+                ask.fields = self._fields(scope, body)
                 ask.session = self._session(scope) or ask.fields.user or ""
             visit.response_stream = ResponseStream(scope, receive, send, visit.request_id)
             visit.response_stream.watch()
@@ -213,6 +215,10 @@ class RouterApp:
         finally:
             self._held -= len(body)
 
+    def _route(self, path: str) -> routes.RouteInfo:
+        """ApiError 404 for a path that is not passed on."""
+        return routes.post_route(path)
+
     def _ask(self, scope: Scope, body: bytes, route: routes.RouteInfo) -> RequestInfo:
         """Returns the request as a server gets it."""
         name, query = scope["state"]["visit"].request_id.encode(), scope["query_string"]
@@ -222,6 +228,10 @@ class RouterApp:
         owner = scope["state"].get("owner", "")
         headers += ((_OWNER, owner.encode()),) if owner else ()
         return RequestInfo(scope["method"].encode(), target, headers, body, route, name.decode(), owner=owner)
+
+    def _fields(self, scope: Scope, body: bytes) -> RequestFields:
+        """Returns the fields of a body that matter to the router. ApiError 400."""
+        return read_body(body)
 
     def _session(self, scope: Scope) -> str:
         wanted = self._core.session_header
@@ -286,7 +296,7 @@ def _json(what: Any) -> Response:
     return Response(encode(what), media_type="application/json")
 
 
-async def _respond(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def respond(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     visit: RequestState = scope["state"]["visit"]
     visit.status = response.status_code
     response.headers[HEADER] = visit.request_id

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -31,6 +32,7 @@ class RouterCore:
         """`key` is sent with health checks if there is no backend_api_key. ValueError for files of TLS that cannot be
         used."""
         self._config = config
+        self.title = f"a router before {len(config.backend) + len(config.prefill) + len(config.decode)} servers"
         self._times = HttpTimeouts(config.connect_timeout, config.first_byte_timeout, config.idle_timeout)
         self._context = _client_context(config.backend_ca_certs)
         self.key = _bearer(config.backend_api_key)  # in the place of the caller's; [] if that is passed on
@@ -40,9 +42,9 @@ class RouterCore:
         self.queue = RequestQueue(config, self.backends)
         self._health = Health(config, self.queue, self.key or _bearer(key))
         self.admin = Admin(self.backends, self.queue, self._health)
-        self._forwarder = Forwarder(self.queue, self.totals, ResponseLocations(), config.max_retries)
-        self._apart = Disaggregated(self._forwarder, config.prefill_failure == "recompute")
-        self._stored = StoredResponses(self._forwarder, self.backends)
+        self.forwarder = Forwarder(self.queue, self.totals, ResponseLocations(), config.max_retries)
+        self._apart = Disaggregated(self.forwarder, config.prefill_failure == "recompute")
+        self._stored = StoredResponses(self.forwarder, self.backends)
 
     def start(self) -> None:
         """Begins to look at the servers."""
@@ -65,7 +67,7 @@ class RouterCore:
         elif ask.route.disaggregated and pool is Pool.DECODE:
             await self._apart.forward(ask, pipe)
         else:
-            await self._forwarder.forward(ask, pool, pipe)
+            await self.forwarder.forward(ask, pool, pipe)
 
     def check_ready(self) -> None:
         """ApiError 503 with the reason, if no request would be answered."""
@@ -82,9 +84,7 @@ class RouterCore:
             raise ApiError(503, "no server has listed its models yet; try again", code="no_backend", headers=RETRY_SOON)
         if not anthropic:
             return {"object": "list", "data": list(models.values())}
-        data = [_for_anthropic(name, entry) for name, entry in models.items()]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+        return models_for_anthropic(models)
 
     def model(self, name: str, anthropic: bool) -> dict[str, Any]:
         """ApiError 404 that says what there is."""
@@ -95,9 +95,13 @@ class RouterCore:
                 404, f"the model {name[:200]!r} is not served here; there is {there}", param="model",
                 code="model_not_found",
             )  # fmt: skip
-        return _for_anthropic(name, models[name]) if anthropic else dict(models[name])
+        return model_for_anthropic(name, models[name]) if anthropic else dict(models[name])
 
-    def metrics(self) -> bytes:
+    async def administer(self, path: str, body: bytes) -> dict[str, Any]:
+        """Carries out an administrator's request. ApiError for what cannot be done."""
+        return self.admin.answer(path, body)
+
+    async def metrics(self) -> bytes:
         places = self.queue
         return metrics.scrape(
             metrics.RouterSnapshot(list(self.backends), self.totals, places.in_flight, places.waiting)
@@ -118,7 +122,14 @@ def _bearer(key: str | None) -> list[Header]:
     return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
-def _for_anthropic(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+def models_for_anthropic(models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns entries of /v1/models, by name, as Anthropic's list."""
+    data = [model_for_anthropic(name, entry) for name, entry in models.items()]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+
+def model_for_anthropic(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     created = entry.get("created")
     when = datetime.fromtimestamp(created if isinstance(created, int) else 0, timezone.utc)
     return {"type": "model", "id": name, "display_name": name, "created_at": when.isoformat().replace("+00:00", "Z")}

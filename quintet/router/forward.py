@@ -18,6 +18,7 @@ from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
+IsGone = Callable[[], Awaitable[bool]]
 Prepare = Callable[[RequestInfo], Awaitable[bytes]]  # the body for the next server that is asked
 
 _RETRY_STATUSES = (429, 502, 503)  # a server, or a proxy before it, has not taken the request on
@@ -76,11 +77,25 @@ class Forwarder:
                 body = ask.body if prepare is None else await prepare(ask)
                 backend = await self._answered(backend, (ask, body), pipe, lambda: self.next_backend(ask, pool, tried))
 
-    async def forward_to(self, ask: RequestInfo, backend: RouterBackend, pipe: ResponseStream) -> None:
-        """Sends the request to that server alone: it keeps what is asked for."""
+    async def forward_to(
+        self, ask: RequestInfo, backend: RouterBackend, pipe: ResponseStream, is_gone: IsGone | None = None
+    ) -> None:
+        """Sends the request to that server alone. `is_gone`: returns whether the server has ended, and is asked when it
+        rejects the request. ApiError, with the code backend_unreachable where the request was not carried out."""
         pipe.servers.append(backend.url)
         with self.queue.releasing(self.queue.acquire_pinned(backend)):
-            await self._answered(backend, (ask, ask.body), pipe, lambda: None)
+            try:
+                answer = await self.send(backend, ask, ask.body)
+            except BackendUnanswered as error:
+                ended = error.retry and is_gone is not None and await is_gone()
+                raise (BackendUnanswered("unreached", again=True) if ended else error).client_error() from None
+            try:
+                if is_gone is not None and answer.is_rejected(ask) and await is_gone():
+                    backend.counts.count_failure("refused")
+                    raise BackendUnanswered("unreached", again=True).client_error()
+                await self._relay(answer, ask, pipe, backend)
+            finally:
+                answer.exchange.close()
 
     async def _answered(
         self,

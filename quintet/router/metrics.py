@@ -103,7 +103,7 @@ class _RouterCollector:
             ("request", "From sending a request to the end of its answer.", "total_time"),
         ):
             rows = [([each.url, each.pool.value], getattr(each.counts, field_name)) for each in self._now.backends]
-            yield _seconds(f"quintet:router_{name}_seconds", help, labels, rows)
+            yield seconds_family(f"quintet:router_{name}_seconds", help, labels, rows)
 
     def _router_metrics(self) -> Iterator["Family"]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -127,10 +127,12 @@ class _RouterCollector:
             refused.add_metric([str(status)], number)
         yield refused
         help = "From a request's last byte to its first sending, without what it waited for a place."
-        yield _seconds("quintet:router_overhead_seconds", help, [], [([], totals.overhead)])
+        yield seconds_family("quintet:router_overhead_seconds", help, [], [([], totals.overhead)])
 
 
-def _seconds(name: str, help: str, labels: list[str], rows: Iterable[tuple[list[str], HistogramSeries]]) -> "Family":
+def seconds_family(
+    name: str, help: str, labels: list[str], rows: Iterable[tuple[list[str], HistogramSeries]]
+) -> "Family":
     from prometheus_client.core import HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
 

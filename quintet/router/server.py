@@ -6,10 +6,10 @@ import logging
 import socket
 import time
 
-from quintet.router.app import make_app
-from quintet.router.config import RouterConfig
+from quintet.router.app import RouterApp, make_app
 from quintet.router.core import RouterCore
 from quintet.server.config import ServerConfig
+from quintet.server.file_limits import fit_file_limit
 from quintet.server.tls import Certificates
 from quintet.server.uvicorn_server import SHUTDOWN_SECONDS, UvicornServer
 
@@ -22,14 +22,12 @@ _FORCED_SECONDS = 1.0  # seconds until connections are cut, when requests end at
 class RouterServer:
     """Serves until stop(): the first call lets running requests finish, the second cuts them."""
 
-    def __init__(self, config: RouterConfig, door: ServerConfig) -> None:
+    def __init__(self, core: RouterCore, door: ServerConfig, app: type[RouterApp] = RouterApp) -> None:
         """ValueError for what cannot be used."""
-        self._door = door
-        self.core = RouterCore(config, door.api_key[0] if door.api_key else None)
+        self._door, self.core = door, core
         self._certificates = Certificates(door) if door.ssl_certfile else None
-        self._server = UvicornServer(make_app(self.core, door), door, self.stop)
+        self._server = UvicornServer(make_app(app(core, door), core, door), door, self.stop)
         self._draining: asyncio.Task[None] | None = None
-        self._number = len(config.backend) + len(config.prefill) + len(config.decode)
 
     async def run(self, listener: socket.socket) -> None:
         self.core.start()
@@ -39,7 +37,7 @@ class RouterServer:
             if self._door.enable_ssl_refresh:
                 watching = asyncio.get_running_loop().create_task(self._certificates.watch())
         port = 0 if self._door.uds else listener.getsockname()[1]
-        logger.info("ready: a router before %d servers at %s", self._number, _url(self._door, port))
+        logger.info("ready: %s at %s", self.core.title, _url(self._door, port))
         try:
             await self._server.serve([listener])
         finally:
@@ -51,7 +49,7 @@ class RouterServer:
         """In the loop."""
         running = self.core.queue.in_flight
         if self._draining is None:
-            logger.info("%s: the router ends; %d requests run, and get up to %g s", why, running,
+            logger.info("%s: the server ends; %d requests run, and get up to %g s", why, running,
                         self._door.drain_timeout)  # fmt: skip
             self.core.draining = True
             self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -70,6 +68,12 @@ class RouterServer:
         self._server.should_exit = True
         if left:
             asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
+
+
+def fit_connections(door: ServerConfig) -> ServerConfig:
+    """Returns the settings with as many connections as the limit on open files allows: each has one to a server."""
+    twice = dataclasses.replace(door, max_connections=2 * door.max_connections)
+    return dataclasses.replace(door, max_connections=max(1, fit_file_limit(twice).max_connections // 2))
 
 
 def _url(door: ServerConfig, port: int) -> str:

@@ -11,6 +11,7 @@ import httpx
 
 from quintet.router.backends import RouterBackend
 from quintet.router.config import RouterConfig
+from quintet.router.core import RouterCore
 from quintet.router.server import RouterServer
 from quintet.server.config import ServerConfig
 from quintet.server.listen import listen
@@ -160,7 +161,8 @@ async def routed(
     else:
         config.setdefault("backend", [each.url for each in fakes])
     settings = ServerConfig(port=0, **{"access_log": False, **(door or {})})
-    server = RouterServer(RouterConfig(**{"health_check_interval": 0.05, **config}), settings)
+    key = settings.api_key[0] if settings.api_key else None
+    server = RouterServer(RouterCore(RouterConfig(**{"health_check_interval": 0.05, **config}), key), settings)
     server._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     listener = listen(settings)
     running = asyncio.get_running_loop().create_task(server.run(listener))

@@ -80,7 +80,7 @@ async def test_requests_are_bounded_and_wait_in_their_order() -> None:
                 await until(lambda: len(order) + router.server.core.queue.waiting == len(asked))  # noqa: B023
             full = await router.post()
             assert full.status_code == 429 and full.json()["error"]["code"] == "server_overloaded"
-            assert order == ["0", "1"] and "quintet:router_waiting 2.0" in router.server.core.metrics().decode()
+            assert order == ["0", "1"] and "quintet:router_waiting 2.0" in (await router.server.core.metrics()).decode()
             asked[2].cancel()
             await until(lambda: router.server.core.queue.waiting == 1)
             hold.set()

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from quintet.cli.commands import router, serve
-from quintet.cli.config_file import read_config_file
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.router.config import PORT as ROUTER_PORT
 from quintet.router.config import RouterConfig
 from quintet.server.config import ServerConfig
+from quintet.server.config_file import read_config_file
 from quintet.server.hosts import is_loopback
 from quintet.server.http.admin import health as alive
 from quintet.server.http.middleware.auth import PUBLIC_PATHS

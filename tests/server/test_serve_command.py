@@ -14,8 +14,8 @@ import psutil
 import pytest
 import trustme
 
-from quintet.cli.config_file import read_config_file
 from quintet.server.config import ServerConfig
+from quintet.server.config_file import read_config_file
 from tests.helpers.servers.serving import NULL, PATIENCE, Server, words_of
 
 

@@ -9,7 +9,6 @@ from quintet.config import read_environment
 from quintet.config.schema import flags
 from quintet.router.config import EXCLUDED_SERVER_FIELDS, PORT, RouterConfig
 from quintet.server.config import ServerConfig
-from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
 
@@ -27,14 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     install_server_log(dataclasses.asdict(door))
     if not (door.uds or door.api_key or is_loopback(door.host)):
         logger.warning("other machines can use this router without a key; give --api-key, or keep --host 127.0.0.1")
-    twice = dataclasses.replace(door, max_connections=2 * door.max_connections)  # each has one to a server
-    door = dataclasses.replace(door, max_connections=max(1, fit_file_limit(twice).max_connections // 2))
-    check_certificate(door)
-    listener = listen(door)
-    from quintet.router.server import RouterServer
+    from quintet.router.core import RouterCore
+    from quintet.router.server import RouterServer, fit_connections
     from quintet.server.uvicorn_server import run_loop
 
-    run_loop(RouterServer(config, door).run(listener))
+    door = fit_connections(door)
+    check_certificate(door)
+    listener = listen(door)
+    core = RouterCore(config, door.api_key[0] if door.api_key else None)
+    run_loop(RouterServer(core, door).run(listener))
     return 0
 
 

@@ -6,14 +6,15 @@ import logging
 from typing import Any
 
 from quintet.cli.commands import _engine as engine
-from quintet.cli.config_file import read_config_file
 from quintet.common.logging_setup import install_server_log
 from quintet.config import BUNDLED, EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.config.schema.typed_flags import strings_in
 from quintet.hub.model_names import is_model_name
+from quintet.router.models.config import ModelsConfig
 from quintet.server.config import ServerConfig
+from quintet.server.config_file import read_config_file
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
@@ -29,18 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="YAML file of flags without their dashes; flags come before it"
     )
     flags.add_arguments(parser, ServerConfig)
+    flags.add_arguments(parser, ModelsConfig)
     engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
+    models = flags.from_arguments(arguments, ModelsConfig)
+    if models.models is not None:
+        return _run_models(arguments, models)
+    if given := flags.given_settings(arguments, ModelsConfig):
+        raise ValueError(f"--{min(given).replace('_', '-')} has no effect without --models; leave it out")
     served, loaded = _settings(arguments)
     install_server_log(dataclasses.asdict(served))
     logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second
     if served.headless or loaded.node_rank:
         return _run_follower(served, loaded)
-    if not (served.uds or served.api_key or is_loopback(served.host)):
-        logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
+    _warn_if_open(served)
     served = fit_file_limit(served)
     from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
@@ -51,6 +57,36 @@ def run(arguments: argparse.Namespace) -> int:
     check_certificate(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener, arguments.wording).run()
+
+
+def _run_models(arguments: argparse.Namespace, config: ModelsConfig) -> int:
+    """Serves several models, each by an engine of its own."""
+    from quintet.router.models.app import ModelsApp
+    from quintet.router.models.core import ModelsCore
+    from quintet.router.models.models_file import REFUSED, read_models
+    from quintet.router.server import RouterServer, fit_connections
+    from quintet.server.uvicorn_server import run_loop
+
+    server, loaded = _given_settings(arguments)
+    if "model" in loaded:
+        raise ValueError("--models names the models; leave out MODEL and --model")
+    for name in REFUSED:
+        if name in server:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with --models; leave it out")
+    served = ServerConfig(**server)
+    specs = read_models(str(config.models), loaded, server)
+    install_server_log(dataclasses.asdict(served))
+    _warn_if_open(served)
+    served = fit_connections(served)
+    check_certificate(served)
+    listener = listen(served)
+    run_loop(RouterServer(ModelsCore(specs, config), served, ModelsApp).run(listener))
+    return 0
+
+
+def _warn_if_open(served: ServerConfig) -> None:
+    if not (served.uds or served.api_key or is_loopback(served.host)):
+        logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
 
 
 def _run_follower(served: ServerConfig, loaded: EngineConfig) -> int:
@@ -68,7 +104,20 @@ def _run_follower(served: ServerConfig, loaded: EngineConfig) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
-    """Flags come before the file, and the file before the environment."""
+    """Returns the settings of a server of one model."""
+    server, loaded = _given_settings(arguments)
+    if loaded.get("nnodes", 1) == 1:  # machines compare their settings, and machine 0 may be an LLM
+        loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
+    config = engine.config(loaded)
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
+        if server.get(name) is None:
+            server[name] = getattr(config.structured_outputs_config, name)
+    return ServerConfig(**server), config
+
+
+def _given_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of the server and of the engine. Flags come before the file, and the file before the
+    environment."""
     file: dict[str, Any] = {}
     if arguments.config:
         file, spelled = read_config_file(arguments.config)
@@ -87,13 +136,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
-    if loaded.get("nnodes", 1) == 1:  # machines compare their settings, and machine 0 may be an LLM
-        loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
-    config = engine.config(loaded)
-    for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
-        if server.get(name) is None:
-            server[name] = getattr(config.structured_outputs_config, name)
-    return ServerConfig(**server), config
+    return server, loaded
 
 
 def _model_after_names(arguments: argparse.Namespace, server: dict[str, Any]) -> str | None:

@@ -210,8 +210,6 @@ FLAGS: Mapping[str, str] = {
 }
 
 COMMANDS: Mapping[str, str] = {
-    "ps": "each server runs one model and is a process of its own; GET /v1/models names it",
-    "stop": "Ctrl-C or SIGTERM ends a server",
     "create": "give --chat-template and the request's fields; there are no files of settings for a model",
     "cp": "copy the file; --served-model-name gives a model several names",
     "push": "`hf upload OWNER/NAME FOLDER` publishes a model on the hub",

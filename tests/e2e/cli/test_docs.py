@@ -42,6 +42,8 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet serve": "the first such line of README.md is the server of the other tests here",
     "quintet pull": "tests/cli/test_models_on_this_machine.py, with a hub that is not there",
     "quintet rm": "the same",
+    "quintet ps": "tests/cli/test_models_commands.py, with a server of several models",
+    "quintet stop": "tests/cli/test_models_commands.py, as well",
     "quintet router": "tests/router/test_command.py, with servers of its own",
     "new-platform tinyvec": "tests/cli/test_new_platform.py, which installs what is written",
     "--device tinyvec": "tests/cli/test_new_platform.py; the whole kit takes minutes, see tests/e2e/cli/test_vendor.py",

@@ -26,18 +26,18 @@ class PageFile(NamedTuple):
 
 def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     """Returns routes for all files that the folder holds now. `tool_servers`: the page may ask for their tools."""
-    files = dict(_read(folder))
+    files = read_page(folder)
     if tool_servers:
         files["index.html"] = _with_tool_servers(files["index.html"])
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
     async def index(http: HttpRequest) -> Response:
-        return _respond(files, "index.html", http)
+        return page_response(files, "index.html", http)
 
     @routes.get("/page/{name:path}")
     async def file(http: HttpRequest, name: str) -> Response:
-        return _respond(files, name, http)
+        return page_response(files, name, http)
 
     return routes
 
@@ -50,6 +50,11 @@ def _file(content: bytes, kind: str) -> PageFile:
     return PageFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
+def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
+    """Returns the files that the folder holds now, by name."""
+    return dict(_read(folder))
+
+
 def _read(folder: Path) -> Iterator[tuple[str, PageFile]]:
     for path in sorted(folder.rglob("*")):
         kind = _TYPES.get(path.suffix) or mimetypes.types_map.get(path.suffix)
@@ -57,7 +62,8 @@ def _read(folder: Path) -> Iterator[tuple[str, PageFile]]:
             yield path.relative_to(folder).as_posix(), _file(path.read_bytes(), kind)
 
 
-def _respond(files: dict[str, PageFile], name: str, http: HttpRequest) -> Response:
+def page_response(files: dict[str, PageFile], name: str, http: HttpRequest) -> Response:
+    """ApiError 404 if there is no file of this name."""
     file = files.get(name)
     if file is None:
         raise ApiError(404, f"the page has no file {name[:200]!r}", code="not_found")

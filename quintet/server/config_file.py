@@ -1,5 +1,6 @@
 """`--config FILE`: flags in a YAML file, with or without dashes in their names."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +34,12 @@ def read_config_file(path: str) -> ConfigFile:
         return ConfigFile({}, {})
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ValueError(f"--config {path}: the file must be a mapping such as `port: 8080`")
-    return _by_field(found, path)
+    return settings_by_field(found, path)
 
 
-def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
+def settings_by_field(found: dict[str, Any], path: str, also: Collection[str] = ()) -> ConfigFile:
+    """Returns settings by field. `path` names the file in errors; `also`: keys that a caller knows besides. ValueError
+    for keys that are not known."""
     names = {
         alias: each.name
         for cls in (ServerConfig, EngineConfig)
@@ -50,7 +53,7 @@ def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
         if plain not in names and (reason := unsupported_reason(plain)):
             raise ValueError(f"{path}: there is no {key}: {reason}")
         field, dot, entry = plain.partition(".")
-        refuse_unknown(f"setting in {path}", [field], names)
+        refuse_unknown(f"setting in {path}", [field], (*names, *also))
         name = f"{names[field]}{dot}{entry}"
         if name in given:
             raise ValueError(f"{path}: {key} is given twice")

@@ -1,0 +1,74 @@
+"""ASGI app of a server of several models: its own answers, and the routes that an engine answers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quintet.router import routes
+from quintet.router.app import RouterApp, respond
+from quintet.router.models.core import ModelsCore
+from quintet.router.request_info import RequestFields, read_body
+from quintet.server.config import ServerConfig
+from quintet.server.http.admin import page
+from quintet.server.http.errors import ApiError
+from quintet.server.http.middleware.auth import ADMIN_PATHS
+from quintet.server.http.sse import encode
+
+ADMIN = {"/models/loaded": "GET", "/models/load": "POST", "/models/unload": "POST"}
+# lists of all models, for APIs besides OpenAI's: path -> its JSON
+LISTINGS: dict[str, Callable[[ModelsCore], Any]] = {"/models": lambda core: core.model_list(False)}
+_ENGINE_GETS = ("/props", "/slots", "/tokenizer_info", "/openapi.json")
+_ENGINE_STEMS = ("/v1/", "/v2/", "/api/")
+_MULTIPART = b"multipart/form-data"
+
+
+class ModelsApp(RouterApp):
+    """Passes on what one engine answers, by the model in the body or in the query; without one, to the first."""
+
+    admin_paths: Mapping[str, str] = ADMIN
+    _core: ModelsCore
+
+    def __init__(self, core: ModelsCore, door: ServerConfig) -> None:
+        super().__init__(core, door)
+        self._page = page.read_page() if door.playground else {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in ADMIN:
+            await self._administer(scope, receive, send)
+        elif method == "GET" and (answer := await self._own(path, scope)) is not None:
+            await respond(answer, scope, receive, send)
+        elif path in ADMIN_PATHS:
+            raise ApiError(
+                404, f"{path} concerns one engine, and is not passed on; POST /models/unload ends a model's engine, "
+                "which the next request starts again", code="not_passed_on",
+            )  # fmt: skip
+        elif method == "POST" or path.startswith(_ENGINE_STEMS) or (method == "GET" and path in _ENGINE_GETS):
+            await self._pass_on(scope, receive, send)
+        else:
+            there = ", ".join(each.name for each in self._core.manager.models[:20])
+            raise ApiError(
+                404, f"there is nothing at {path[:200]!r}; models: {there} (GET /v1/models)", code="not_found"
+            )
+
+    async def _own(self, path: str, scope: Scope) -> Response | None:
+        if path in LISTINGS:
+            return Response(encode(LISTINGS[path](self._core)), media_type="application/json")
+        name = "index.html" if path == "/" else path.removeprefix("/page/") if path.startswith("/page/") else None
+        if name is not None and self._page:
+            return page.page_response(self._page, name, HttpRequest(scope))
+        return await super()._own(path, scope)
+
+    def _route(self, path: str) -> routes.RouteInfo:
+        return routes.POSTS.get(path, routes.OTHER)
+
+    def _fields(self, scope: Scope, body: bytes) -> RequestFields:
+        headers = dict(scope["headers"])
+        if body and not headers.get(b"content-type", b"").startswith(_MULTIPART):
+            return read_body(body)
+        named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+        return RequestFields(model=named[0] if named else None)
