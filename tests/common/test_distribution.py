@@ -12,7 +12,7 @@ import tomllib
 from quintet.common import distribution
 
 ROOT = Path(__file__).parents[2]
-WRONG = re.compile(r"""pip3? install[^\n]*?[ '"]quintet(?=[\['" \n]|$)|\bquintet\[[a-z]+\]|"quintet *[><=~]=""")
+WRONG = re.compile(r"""pip3? install[^\n#]*?[ '"]quintet(?=[\['" \n]|$)|\bquintet\[[a-z]+\]|"quintet *[><=~]=""")
 
 
 class Installed:

@@ -19,7 +19,7 @@ from tests.helpers.platforms.engines import answers, engine
 @pytest.mark.parametrize("load_format", PACKAGES)
 def test_a_package_that_is_missing_is_named(load_format: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=rf"load_format='{load_format}' needs the package .*: pip install 'quintet\["):
+    with pytest.raises(ValueError, match=rf"load_format='{load_format}' needs the package .*: pip install '.*\["):
         weights_of(EngineConfig(load_format=load_format), tmp_path)
 
 

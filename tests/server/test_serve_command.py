@@ -87,7 +87,7 @@ def test_settings_are_refused_before_anything_is_loaded() -> None:
     assert "did you mean '--api-key'" in refused("--api-kye", "x")
     assert "belong together" in refused("--ssl-certfile", "cert.pem")
     assert "port" in refused("--port", "70000")
-    assert "given twice" in refused("bundled", "--model", "bundled")
+    assert "two models: 'bundled' and --model 'bundled-embed'" in refused("bundled", "--model", "bundled-embed")
     assert "no address of this machine" in refused("--host", "fe80::1%no-such-device")  # nobody is asked for a name
     assert "cert.pem" in refused("--ssl-certfile", "cert.pem", "--ssl-keyfile", "key.pem")
 

@@ -43,11 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--{min(given).replace('_', '-')} has no effect without --models; leave it out")
     served, loaded = _settings(arguments)
     install_server_log(dataclasses.asdict(served))
-    logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second
     if served.headless or loaded.node_rank:
         return _run_follower(served, loaded)
     _warn_if_open(served)
     served = fit_file_limit(served)
+    logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second
     from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
     if served.middleware:

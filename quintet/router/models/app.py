@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from quintet.router import routes
 from quintet.router.app import RouterApp, respond
+from quintet.router.models import ollama
 from quintet.router.models.core import ModelsCore
 from quintet.router.request_info import RequestFields, read_body
 from quintet.server.config import ServerConfig
@@ -20,7 +21,12 @@ from quintet.server.http.sse import encode
 
 ADMIN = {"/models/loaded": "GET", "/models/load": "POST", "/models/unload": "POST"}
 # lists of all models, for APIs besides OpenAI's: path -> its JSON
-LISTINGS: dict[str, Callable[[ModelsCore], Any]] = {"/models": lambda core: core.model_list(False)}
+LISTINGS: dict[str, Callable[[ModelsCore], Any]] = {
+    "/models": lambda core: core.model_list(False),
+    "/api/tags": ollama.tags,
+    "/api/ps": ollama.running,
+    "/api/version": ollama.version,
+}
 _ENGINE_GETS = ("/props", "/slots", "/tokenizer_info", "/openapi.json")
 _ENGINE_STEMS = ("/v1/", "/v2/", "/api/")
 _MULTIPART = b"multipart/form-data"

@@ -102,6 +102,20 @@ async def test_the_list_has_all_models_and_their_states() -> None:
         assert (await there.client.get("/v1/models/none")).status_code == 404
 
 
+async def test_ollamas_lists_have_all_models() -> None:
+    ollama = pytest.importorskip("ollama")
+    async with door() as there:
+        await there.chat("b")
+        client = ollama.AsyncClient(host=str(there.client.base_url))
+        assert [each.model for each in (await client.list()).models] == ["a:latest", "b:latest", "c:latest"]
+        (loaded,) = (await client.ps()).models
+        assert (loaded.model, loaded.context_length) == ("b:latest", there.core.statuses()[1].max_model_len)
+        assert loaded.expires_at is not None and loaded.expires_at.year == 9999, "it is kept"
+        assert loaded.size == there.core.statuses()[1].memory > 0
+        assert "version" in (await there.client.get("/api/version")).json()
+        assert there.fakes["b"].calls[1:] == [] and there.fakes["a"].calls == []
+
+
 async def test_streams_pass_through() -> None:
     async def behave(call: Call) -> None:
         await call.stream([*EVENTS, DONE])
@@ -124,7 +138,6 @@ async def test_streams_pass_through() -> None:
         ("POST", "/apply-template", {"messages": []}, "a"),
         ("GET", "/props", None, "a"),
         ("GET", "/props?model=c", None, "c"),
-        ("GET", "/api/version", None, "a"),
         ("DELETE", "/api/delete", {"model": "b"}, "b"),
     ],
 )

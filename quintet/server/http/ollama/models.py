@@ -33,7 +33,7 @@ from quintet.server.http.sse import encode
 
 API_VERSION = "0.12.11"  # of Ollama: the first with logprobs; clients compare it with the least that they need
 _LATEST = ":latest"
-_FOREVER = "9999-12-31T23:59:59Z"  # the model stays loaded
+FOREVER = "9999-12-31T23:59:59Z"  # the model stays loaded
 _NDJSON = "application/x-ndjson"
 _REFUSED = "is not served here: models are chosen when the server starts (quintet serve MODEL), not over HTTP"
 
@@ -53,8 +53,7 @@ class ServedModel:
 
     @property
     def listed_name(self) -> str:
-        """The name with a tag: Ollama's clients expect one."""
-        return self.name if ":" in self.name.rpartition("/")[2] else self.name + _LATEST
+        return listed_name(self.name)
 
     def entry(self) -> ModelEntry:
         """Returns the fields that /api/tags and /api/ps share. The digest is an identity, not a hash of the file."""
@@ -71,6 +70,11 @@ class ServedModel:
     def modified_at(self) -> str:
         """Time of the server's start, in RFC 3339."""
         return datetime.fromtimestamp(self.info.created, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def listed_name(name: str) -> str:
+    """Returns the name with a tag: Ollama's clients expect one."""
+    return name if ":" in name.rpartition("/")[2] else name + _LATEST
 
 
 def served_models(service: AppState) -> list[ServedModel]:
@@ -143,7 +147,7 @@ async def list_loaded(http: HttpRequest) -> Response:
     for model in served_models(app_state_of(http)):
         if model.is_loaded:
             entry = model.entry()
-            entry.expires_at, entry.context_length = _FOREVER, model.info.max_model_len
+            entry.expires_at, entry.context_length = FOREVER, model.info.max_model_len
             entries.append(entry)
     return json_response(ModelEntries(entries))
 
