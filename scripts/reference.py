@@ -20,8 +20,8 @@ from quintet.config.schema.flags import Parser, flags_of
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from quintet.server.metrics.catalogue import ALL_METRICS
-from scripts.http_reference import http_page
-from scripts.markdown import cell, code, table
+from scripts.reference_pages.http_page import http_page
+from scripts.reference_pages.markdown import cell, code, table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- written by scripts/reference.py -->\n"

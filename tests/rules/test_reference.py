@@ -3,7 +3,8 @@
 import pytest
 
 from quintet.cli.main import COMMANDS
-from scripts import http_reference, markdown, reference
+from scripts import reference
+from scripts.reference_pages import http_page, markdown
 
 PAGES = reference.pages()
 
@@ -31,5 +32,5 @@ def test_a_cell_holds_any_text() -> None:
 def test_every_route_that_a_flag_adds_names_it() -> None:
     page = PAGES["http.md"]
     assert "`POST /v1/chat/completions` | Answers a conversation. | [ChatRequest](#chatrequest)" in page
-    assert set(http_reference.FLAGS) <= set(http_reference.schema()["paths"])
+    assert set(http_page.FLAGS) <= set(http_page.schema()["paths"])
     assert "| `POST /sleep` |" in page and "With `--enable-sleep-mode`." in page

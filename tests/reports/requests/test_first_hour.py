@@ -36,7 +36,7 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
         (["serve", "--disable-log-requests"], "there is no --disable-log-requests: texts of requests are never logged"),
         (["serve", "--max-log-len", "3"], "there is no --max-log-len: texts of requests are never logged"),
         (["chat", "-hf", "a/b"], "there is no -hf: give OWNER/REPOSITORY:QUANTIZATION as the model"),
-        (["ps"], "there is no command 'ps'"),
+        (["create", "x"], "there is no command 'create'"),
         (["chat", "/no/such/model.gguf"], "no file '/no/such/model.gguf' here; check the path"),
         (["chat", "./no/such/model.gguf"], "no file './no/such/model.gguf' here; check the path"),
         (["chat", "a", "--model", "b"], "two models: 'a' and --model 'b'; give one"),

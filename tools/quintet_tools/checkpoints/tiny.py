@@ -338,8 +338,8 @@ def _drawn(family: str, own: Published | None, said: Mapping[str, Any]) -> Any:
     """The model that makes the numbers."""
     if own is not None and own.own is not None:
         return own.own(said).float().eval()
-    if family not in EVERY:
-        return drawn(added_families()[0][family], said)
+    if family not in EVERY and (added := added_families()[0].get(family)):
+        return drawn(added, said)
     config = AutoConfig.for_model(own.like, **own.config(said)) if own else AutoConfig.for_model(family, **said)
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return AutoModelForCausalLM.from_config(config, **plain).float().eval()
@@ -347,12 +347,13 @@ def _drawn(family: str, own: Published | None, said: Mapping[str, Any]) -> Any:
 
 def _read_config(family: str, folder: Path) -> Any:
     """The config of a folder; of a family that a package adds as an engine reads it."""
-    if family in EVERY:
+    added = None if family in EVERY else added_families()[0].get(family)
+    if added is None:
         return AutoConfig.from_pretrained(folder)
     file = folder / "config.json"
     raw = json.loads(file.read_text())
-    if architecture := added_families()[0][family].architecture:
-        file.write_text(json.dumps({**raw, "architectures": [architecture]}))
+    if added.architecture:
+        file.write_text(json.dumps({**raw, "architectures": [added.architecture]}))
     return load_model_config(folder)
 
 

@@ -202,7 +202,7 @@ def test_run_from_its_sources_the_kit_hides_no_package(monkeypatch: pytest.Monke
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    with pytest.raises(NotSupported, match="quintet is not installed"):
+    with pytest.raises(NotSupported, match="quintet-llm is not installed"):
         probe._optional(CPU)
 
 

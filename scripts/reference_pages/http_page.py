@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from quintet.server.config import ServerConfig
 from quintet.server.http import app as web
 from quintet.server.http import openapi
-from scripts.markdown import cell, code, table
+from scripts.reference_pages.markdown import cell, code, table
 
 INTRO = """
 Every route of [`quintet serve`](../server.md), generated from the description that the server itself serves at
