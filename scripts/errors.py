@@ -191,7 +191,7 @@ where the message alone describes the error. Errors of a command or of Python ha
 {_table(SERVER)}
 In a stream, an error after the first token is an event with the same object. A response that was cancelled ends its
 stream with the code `response_cancelled`. `quintet run-batch` has codes of its own for lines without an answer:
-[clients](clients.md#quintet-run-batch).
+[clients](client-commands.md#quintet-run-batch).
 
 ## The router, and servers of several models
 

@@ -150,7 +150,7 @@ def test_a_line_of_the_shell_runs(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("Tea at four.\ncp a b duplicates a file\n")
     (tmp_path / "in.jsonl").write_text(
-        next(each.text for each in BLOCKS if each.page == "docs/clients.md" and "POST" in each.text)
+        next(each.text for each in BLOCKS if each.page == "docs/client-commands.md" and "POST" in each.text)
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
     assert cli.main([*name.split(), *words]) == 0
