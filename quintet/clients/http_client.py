@@ -1,6 +1,7 @@
 """HTTP/1.1 client for many answers at once, streamed or whole: nothing stands between the socket and the clock."""
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -20,6 +21,7 @@ from quintet.clients.http_connection import (
 
 T = TypeVar("T")
 
+_SPACES = re.compile(rb"[\x00-\x20\x7f]")
 MAX_IDLE_SECONDS = 4.0  # seconds after which a connection is not used again: uvicorn's servers close them after five
 MAX_FREE = 512  # connections that are kept for the next requests
 MAX_BODY = 256 * 2**20  # bytes of an answer that is kept whole
@@ -145,7 +147,10 @@ class HttpClient:
         return HttpExchange(self, connection, reused)
 
     def message(self, method: bytes, target: bytes, headers: list[Header], body: bytes = b"") -> bytes:
-        """Returns a request's bytes. `headers` have neither host nor length, `target` is the path with its query."""
+        """Returns a request's bytes. `headers` have neither host nor length, `target` is the path with its query.
+        ValueError: the target has a space or a line's end, which would end the first line."""
+        if _SPACES.search(target):
+            raise ValueError(f"no path of a request: {target[:200]!r}")
         parts = [method, b" ", self.address.prefix.encode(), target, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")

@@ -222,7 +222,7 @@ class RouterApp:
     def _ask(self, scope: Scope, body: bytes, route: routes.RouteInfo) -> RequestInfo:
         """Returns the request as a server gets it."""
         name, query = scope["state"]["visit"].request_id.encode(), scope["query_string"]
-        target = scope["path"].encode() + (b"?" + query if query else b"")  # paths that are passed on are plain ASCII
+        target = scope["path"].encode() + (b"?" + query if query else b"")
         headers = _forwarded_headers(scope["headers"], self._core.key)
         headers += ((b"accept-encoding", b"identity"), (_NAME, name))
         owner = scope["state"].get("owner", "")

@@ -119,6 +119,13 @@ def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
     assert fake.gone.wait(60)
 
 
+@pytest.mark.parametrize("target", [b"/a b", b"/a\r\nhost: x", b"/a\x00", b"/a HTTP/1.1\r\n\r\nPOST /b"])
+def test_a_path_that_would_end_the_request_line_is_refused(target: bytes) -> None:
+    client = HttpClient(ServerAddress("127.0.0.1", 1), {}, HttpTimeouts())
+    with pytest.raises(ValueError, match="no path of a request: b'/a"):
+        client.message(b"GET", target, [])
+
+
 def test_a_unix_socket_will_do(fake: Fake) -> None:
     async def work() -> HttpResponse:
         return await HttpClient(ServerAddress("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +14,7 @@ from quintet.router.app import RouterApp, respond
 from quintet.router.models import ollama
 from quintet.router.models.core import ModelsCore
 from quintet.router.request_info import RequestFields, read_body
+from quintet.router.routes import stored_response_id
 from quintet.server.config import ServerConfig
 from quintet.server.http.admin import page
 from quintet.server.http.errors import ApiError
@@ -27,9 +29,25 @@ LISTINGS: dict[str, Callable[[ModelsCore], Any]] = {
     "/api/ps": ollama.running,
     "/api/version": ollama.version,
 }
-_ENGINE_GETS = ("/props", "/slots", "/tokenizer_info", "/openapi.json")
-_ENGINE_STEMS = ("/v1/", "/v2/", "/api/")
+# Routes that an engine answers; every other path is answered here, and loads no model. An exact path holds no character
+# that would end the line of the request to the engine, and is no admin route of it.
+_ENGINE_GETS = frozenset(("/props", "/slots", "/lora-adapters", "/tokenizer_info", "/openapi.json"))
+_NAMED = frozenset(("/api/show", "/api/pull"))  # their bodies may have `name` instead of `model`
+_ENGINE_POSTS = frozenset((
+    *routes.POSTS, "/completion", "/completions", "/infill", "/apply-template", "/embedding", "/embeddings",
+    "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", *_NAMED,
+))  # fmt: skip
 _MULTIPART = b"multipart/form-data"
+
+
+class _NameFields(msgspec.Struct):
+    """Names of a model in Ollama's bodies."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+_NAMES = msgspec.json.Decoder(_NameFields)
 
 
 class ModelsApp(RouterApp):
@@ -53,7 +71,7 @@ class ModelsApp(RouterApp):
                 404, f"{path} concerns one engine, and is not passed on; POST /models/unload ends a model's engine, "
                 "which the next request starts again", code="not_passed_on",
             )  # fmt: skip
-        elif method == "POST" or path.startswith(_ENGINE_STEMS) or (method == "GET" and path in _ENGINE_GETS):
+        elif path in {"GET": _ENGINE_GETS, "POST": _ENGINE_POSTS}.get(method, ()) or stored_response_id(method, path):
             await self._pass_on(scope, receive, send)
         else:
             there = ", ".join(each.name for each in self._core.manager.models[:20])
@@ -75,6 +93,10 @@ class ModelsApp(RouterApp):
     def _fields(self, scope: Scope, body: bytes) -> RequestFields:
         headers = dict(scope["headers"])
         if body and not headers.get(b"content-type", b"").startswith(_MULTIPART):
-            return read_body(body)
+            found = read_body(body)
+            if found.model is None and scope["path"] in _NAMED:
+                found.model = _NAMES.decode(body).name
+            return found
         named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-        return RequestFields(model=named[0] if named else None)
+        # the model's own name: there is no body in which an alias would be replaced
+        return RequestFields(model=self._core.find(named[0]).name if named else None)

@@ -138,7 +138,10 @@ async def test_streams_pass_through() -> None:
         ("POST", "/apply-template", {"messages": []}, "a"),
         ("GET", "/props", None, "a"),
         ("GET", "/props?model=c", None, "c"),
-        ("DELETE", "/api/delete", {"model": "b"}, "b"),
+        ("POST", "/api/show", {"name": "c"}, "c"),
+        ("POST", "/api/show", {"name": "b:latest", "model": "a"}, "a"),
+        ("GET", "/props?model=gpt-4o", None, "a"),
+        ("GET", "/slots?model=b:latest", None, "b"),
     ],
 )
 async def test_routes_of_every_api_go_to_the_model_that_they_name(
@@ -150,9 +153,35 @@ async def test_routes_of_every_api_go_to_the_model_that_they_name(
         assert there.fakes[by].calls[0].path == path
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/sleep"), ("POST", "/sleep//"), ("POST", "/sleep%3Flevel=2"), ("POST", "/%2573leep"),
+        ("POST", "/reset_prefix_cache/"), ("POST", "/start_profile//"), ("GET", "/v1/anything"),
+        ("GET", "/wp-login.php"),
+        ("POST", "/wp-login.php"), ("POST", "/api/delete"), ("DELETE", "/api/delete"), ("POST", "/api/push"),
+        ("POST", "/v1/chat/completions//"), ("POST", "/v1/chat//completions"), ("HEAD", "/api/blobs/sha256:0"),
+        ("POST", "/v1/x%20HTTP/1.1%0d%0ahost:a%0d%0acontent-length:0%0d%0a%0d%0aPOST%20/v1/chat/completions"),
+    ],
+)  # fmt: skip
+async def test_a_path_that_no_engine_answers_reaches_none_and_loads_none(method: str, path: str) -> None:
+    async with door() as there:
+        answer = await there.client.request(method, path, json={"model": "b", **HI})
+        assert answer.status_code == 404
+        assert there.world.starts == [] and all(not fake.calls for fake in there.fakes.values())
+
+
+async def test_the_page_has_its_policy() -> None:
+    async with door() as there:
+        for path in ("/", "/page/app.js"):
+            headers = (await there.client.get(path)).headers
+            assert headers["content-security-policy"].startswith("default-src 'self'")
+            assert headers["x-content-type-options"] == "nosniff"
+
+
 async def test_a_form_goes_to_the_first_model() -> None:
     async with door() as there:
-        answer = await there.client.post("/v1/audio/transcriptions", files={"file": b"x"}, data={"n": "1"})
+        answer = await there.client.post("/pooling", files={"file": b"x"}, data={"n": "1"})
         assert answer.json() == {"by": "a"}
 
 

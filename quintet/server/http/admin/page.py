@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.server.http.errors import ApiError
+from quintet.server.http.middleware.access import PAGE_POLICY
 
 FOLDER = Path(__file__).parents[2] / "page"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -67,7 +68,10 @@ def page_response(files: dict[str, PageFile], name: str, http: HttpRequest) -> R
     file = files.get(name)
     if file is None:
         raise ApiError(404, f"the page has no file {name[:200]!r}", code="not_found")
-    headers = {"ETag": file.tag, "Cache-Control": "no-cache"}
+    headers = {
+        "ETag": file.tag, "Cache-Control": "no-cache", "Content-Security-Policy": PAGE_POLICY,
+        "X-Content-Type-Options": "nosniff",
+    }  # fmt: skip
     asked = [each.strip().removeprefix("W/") for each in http.headers.get("if-none-match", "").split(",")]
     if file.tag in asked or "*" in asked:
         return Response(status_code=304, headers=headers)

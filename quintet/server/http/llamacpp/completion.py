@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,8 +17,8 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.prompts import completion_prompts
-from quintet.server.http.llamacpp.inputs import infill_prompt, read_params, read_prompts
+from quintet.server.http.inputs.prompts import completion_prompts, run_in_thread
+from quintet.server.http.llamacpp.inputs import infill_prompt, read_params, read_prompts, text_size
 from quintet.server.http.llamacpp.protocol import CompletionAnswer, CompletionBody, InfillBody, Timings
 from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
@@ -40,7 +41,8 @@ async def create_completion(http: HttpRequest) -> Response:
     service, body = app_state_of(http), await read_body(http, CompletionBody, any_type=True)
     service.check_model(body.model)
     service.check_ready()
-    prompts, is_list = read_prompts(service, body.prompt)
+    size = text_size(body.prompt)
+    prompts, is_list = await run_in_thread(service, size, partial(read_prompts, service, body.prompt), "prompt")
     return await _complete(http, body, read_params(service, body), prompts, is_list)
 
 

@@ -24,6 +24,7 @@ from quintet.tokenizers.tokenizer import Tokenizer
 _REPOSITORY_TOKENS = (("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"))
 _PROJECT, _FILE = "myproject", "filename"  # names that llama.cpp writes
 _NEVER = -100  # bias of a token that must not be drawn
+_MAX_BIASES, _MAX_BIASED_TEXT = 1024, 256  # entries; characters, which are tokenized in the event loop
 
 _NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs", "n": "n_cmpl"}
 
@@ -61,8 +62,14 @@ def _biases(service: AppState, given: Any) -> dict[Any, Any]:
     pairs = list(given.items()) if isinstance(given, dict) else given
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ParameterError("logit_bias", "must be pairs such as [[15043, 1.0]], or an object")
+    if len(pairs) > _MAX_BIASES:
+        raise ParameterError("logit_bias", f"has {len(pairs)} entries; at most {_MAX_BIASES}")
     found: dict[Any, Any] = {}
     for token, bias in pairs:
+        if not isinstance(token, str) and not _is_token(token):
+            raise ParameterError("logit_bias", f"must have token ids or texts, not {kind_of(token)}")
+        if isinstance(token, str) and len(token) > _MAX_BIASED_TEXT:
+            raise ParameterError("logit_bias", f"has a text of {len(token)} characters; at most {_MAX_BIASED_TEXT}")
         value = _NEVER if bias is False else bias
         if isinstance(token, str) and not token.isdigit():
             ids = need_tokenizer(service).encode(token, add_special_tokens=False)
@@ -72,8 +79,15 @@ def _biases(service: AppState, given: Any) -> dict[Any, Any]:
     return found
 
 
+def text_size(given: Any) -> int:
+    """Returns the characters of the texts of a prompt."""
+    if isinstance(given, dict):
+        return text_size(given.get("prompt_string"))
+    return sum(map(text_size, given)) if isinstance(given, list) else len(given) if isinstance(given, str) else 0
+
+
 def read_prompts(service: AppState, given: Any) -> tuple[list[str | list[int]], bool]:
-    """Returns the prompts, and whether they were a list. Raises ParameterError."""
+    """Returns the prompts, and whether they were a list. Raises ParameterError. Lists with texts are tokenized."""
     if isinstance(given, list) and (not given or any(_is_token(part) for part in given)):
         return [_mixed(service, given)], False
     if isinstance(given, list):

@@ -26,7 +26,7 @@ from quintet.server.http.usage import RequestUsage
 logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
-_PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # a response id; the log may show its process part
 _LONGEST = 2000  # characters of an error message, which may quote a wrong value
 _CLIENT_GONE = 499  # nginx's status for a closed connection; only the log has it
@@ -73,7 +73,7 @@ class _ObservedSend:
                 headers[IGNORED] = self._unknown_fields.header_value()
             headers["x-content-type-options"] = "nosniff"
             if self._is_page:
-                headers["content-security-policy"] = _PAGE_POLICY
+                headers["content-security-policy"] = PAGE_POLICY
         elif not self.first:
             self.first = time.perf_counter()
         await self._send(message)

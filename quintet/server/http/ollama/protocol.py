@@ -47,7 +47,7 @@ class ModelBody(Body):
     options: Annotated[dict[str, Any] | None, WithJsonSchema(_OPTIONS)] = Field(
         None, description="sampling parameters under Ollama's names"
     )
-    keep_alive: Any = Field(None, description="accepted, not used: the model stays loaded")
+    keep_alive: Any = Field(None, description="accepted, not used: the server decides (--keep-alive)")
 
 
 class OutputBody(ModelBody):

@@ -1,12 +1,14 @@
 """/completion, /completions and /infill: prompts, fields, events and what is refused, over the fake engine."""
 
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
 from quintet.sampling_params import SamplingParams
+from quintet.tokenizers.tokenizer import Tokenizer
 from tests.server.fakes import MODEL, FakeBackend
 from tests.server.http.inputs.test_infill import QWEN, tokenizer
 from tests.server.http.ollama.ollama_requests import SAY, backend
@@ -99,6 +101,21 @@ async def test_fields_become_sampling_parameters() -> None:
     assert (await ask(fake, logit_bias={"5": 2})).status_code == 200 and params_of(fake).logit_bias == {5: 2}
 
 
+async def test_long_texts_of_a_mixed_prompt_are_tokenized_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[bool] = []
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    assert (await ask(prompt=[1, "a " * 20_000])).status_code == 400, "more than the model's context"
+    assert threads and not any(threads)
+
+
 async def test_probabilities_have_ids() -> None:
     answer = (await ask(n_probs=2, return_tokens=True)).json()
     assert len(answer["completion_probabilities"]) == answer["tokens_predicted"] == len(answer["tokens"])
@@ -136,6 +153,9 @@ async def test_a_grammar_and_a_schema_become_a_grammar() -> None:
         ({"post_sampling_probs": True}, "post_sampling_probs", "log-probabilities are those of the model"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar", "and json_schema exclude each other"),
         ({"logit_bias": 5}, "logit_bias", "must be pairs such as"),
+        ({"logit_bias": [[[1], 1.0]]}, "logit_bias", "must have token ids or texts, not a list"),
+        ({"logit_bias": [["x" * 300, 1.0]]}, "logit_bias", "has a text of 300 characters; at most 256"),
+        ({"logit_bias": {str(n): 1 for n in range(2000)}}, "logit_bias", "has 2000 entries; at most 1024"),
         ({"input_prefix": "x"}, "input_prefix", "/infill has it"),
         ({"model": "other"}, "model", "'other' is not here"),
     ],
