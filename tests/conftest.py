@@ -36,7 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = selection.outside(items, share)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # the longest first: no worker waits for one
+    # the longest first: no worker waits for one at the end
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "sweep")))
 
 
 @pytest.fixture(autouse=True)
