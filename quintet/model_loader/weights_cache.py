@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet import __version__
+from quintet.common.file_digests import file_identity
 from quintet.config.cache_dir import cache_folder, unsafe_reason
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0
 MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
 AUTO_SHARE = 0.25  # of the free disk space that one file may take
 STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended
-HEADS = 2**20  # bytes of a checkpoint's file that its digest looks at, besides its size and times
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -162,15 +162,12 @@ def prune(folder: Path) -> None:
 
 def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
     """Returns the digest of what placing depends on: `parts`, each with a complete repr, and the checkpoint's files
-    (their real names, which in the hub's cache are digests, sizes, times and beginnings)."""
+    (their real names, which in the hub's cache are digests, sizes, times, inodes and samples of their content)."""
     named = hashlib.sha256(f"{FORMAT} {__version__}".encode())
     for part in parts:
         named.update(hashlib.sha256(repr(part).encode()).digest())
     for file in files:
-        state = file.stat()
-        named.update(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
-        with file.open("rb") as stream:
-            named.update(hashlib.sha256(stream.read(HEADS)).digest())
+        named.update(file_identity(file))
     return named.hexdigest()
 
 
