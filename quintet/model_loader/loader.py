@@ -28,7 +28,7 @@ from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
 from quintet.model_loader.tied_head import WEIGHT, check_stored_head
 from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
-from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
+from quintet.model_loader.weights_cache import CacheEntry, TensorKind, WeightsCache, digest
 
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -100,10 +100,19 @@ def load(
         return None
     name = digest(placement_parts(model, platform, cache.layout_key), weights_of_folder(folder).files())
     kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto)
-    if kept.load(model):
+    if kept.load(model, _vector_kinds(model)):
         return None
     _fill(model, platform, folder, progress, rank)
     return kept.store(model)
+
+
+def _vector_kinds(model: ModelBase) -> dict[str, TensorKind]:
+    """Returns the dtypes and shapes of norms and biases, which every platform keeps as they are."""
+    return {
+        f"{each.path}.{each.weight.name}".lstrip("."): TensorKind(each.weight.dtype, each.weight.shape)
+        for each in declared_weights(model)
+        if each.weight.use == "vector" and each.weight.format.plain and type(each.layer).assign is Layer.assign
+    }
 
 
 def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -62,6 +62,13 @@ class CachedTensor(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class TensorKind(NamedTuple):
+    """The dtype and shape of a parameter that a platform does not repack."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
 class CacheEntry(NamedTuple):
     """The folder of a cache, and what the platform's placing depends on (Capabilities.layout_key)."""
 
@@ -91,14 +98,15 @@ class WeightsCache:
     file: Path
     auto: bool = False
 
-    def load(self, model: nn.Module) -> bool:
-        """Fills the model, if the file holds exactly its parameters; False if it does not."""
+    def load(self, model: nn.Module, expected: Mapping[str, TensorKind]) -> bool:
+        """Fills the model, if the file holds its parameters; False if it does not. `expected`: those of known kind."""
         if unsafe_reason(self.file.parent) is not None or not self.file.is_file():
             return False
         try:
             with self.file.open("rb") as stream:
                 kept, start = _header(stream)
                 named = _parameters(kept, model)
+                _check_kinds(kept, expected)
                 tensors = _tensors(stream, kept, start)
         except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
             logger.info("%s is damaged (%s); it is made anew", self.file, error)
@@ -175,6 +183,14 @@ def _parameters(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tup
     """Returns the modules and names that each tensor belongs to; AttributeError for a name of another model's."""
     split = [[name.rpartition(".") for name in each.names] for each in kept]
     return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
+
+
+def _check_kinds(kept: Sequence[CachedTensor], expected: Mapping[str, TensorKind]) -> None:
+    """Raises ValueError for a parameter that is absent, or has another shape or dtype."""
+    there = {name: TensorKind(each.dtype, each.shape) for each in kept for name in each.names}
+    for name, kind in expected.items():
+        if there.get(name) != kind:
+            raise ValueError(f"{name} is {there.get(name)} in it, not {kind}")
 
 
 def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:

@@ -14,7 +14,7 @@ from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.model_loader import weights_cache
 from quintet.model_loader.loader import ParameterLoad
-from quintet.platforms.cpu.platform import CPU
+from quintet.platforms.cpu.platform import CPU, _layout_key
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
 
 GGUF = Path(__file__).parents[2] / "data/quantized/gguf/llama.gguf"
@@ -77,7 +77,7 @@ def test_a_tied_table_is_kept_once(tmp_path: Path) -> None:
     assert sizes[0] + 512 * 64 * 2 <= sizes[1]
 
 
-@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "rope", "length"])
+@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "sources", "rope", "length"])
 def test_what_was_kept_for_another_start_is_not_used(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,11 +97,15 @@ def test_what_was_kept_for_another_start_is_not_used(
         os.utime(folder / "model.safetensors", ns=(1, 1))
     elif change == "extension":
         monkeypatch.setattr("quintet.platforms.cpu.platform._layout_key", lambda: "of tomorrow")
+    elif change == "sources":
+        monkeypatch.setattr("quintet.platforms.cpu.platform.PACKING", ["gguf"])
+        _layout_key.cache_clear()
     tokens(folder, tmp_path / "kept", **settings)
+    _layout_key.cache_clear()
     assert PLACED and len(list((tmp_path / "kept").iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape", "name"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape", "name", "norm"])
 def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
     tiny = model()
     want = tokens(tiny.folder, tmp_path / "kept")
@@ -116,10 +120,11 @@ def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
             "header": whole[:8] + b"[" * length + whole[8 + length :],
             "long": (2**63 - 1).to_bytes(8, "little") + whole[8:],
             "name": whole[:8] + header.replace(b"model.layers.0", b"model.layers.7", 1) + whole[8 + length :],
+            "norm": whole[:8] + header.replace(b"[64]", b"[32]", 1) + whole[8 + length :],
             "shape": whole[:8] + header.replace(b"[101, 64]", b"[999, 64]", 1) + whole[8 + length :],
         }[damage]
     )
-    if damage in ("shape", "name"):
+    if damage in ("shape", "name", "norm"):
         assert file.read_bytes() != whole
     PLACED.clear()
     assert tokens(tiny.folder, tmp_path / "kept") == want
