@@ -28,6 +28,11 @@ from quintet import __version__
 from quintet.common.file_digests import file_identity
 from quintet.config.cache_dir import cache_folder, unsafe_reason
 
+try:
+    import fcntl
+except ImportError:  # no POSIX: an unfinished file is stale by its age
+    fcntl = None  # type: ignore[assignment]
+
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised with any change of what is in a file
@@ -39,7 +44,7 @@ AUTO, OFF = "auto", "none"  # of the setting, beside folders
 MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0.1 s
 MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
 AUTO_SHARE = 0.25  # of the free disk space that one file may take
-STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended
+STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended, where files have no locks
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -137,6 +142,9 @@ class WeightsCache:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = unsafe_reason(folder)
+            limit = MAX_AUTO_BYTES if self.auto else math.inf
+            if why is None:
+                prune(folder, limit)
             if why is None and (free := shutil.disk_usage(folder).free) < need + MAX_HEADER:
                 why = f"{folder} has {free / 2**30:.1f} GiB left, and {need / 2**30:.1f} GiB are to be kept"
             elif why is None and self.auto and need > min(MAX_AUTO_BYTES, AUTO_SHARE * free):
@@ -145,8 +153,7 @@ class WeightsCache:
             if why is None:
                 _write(self.file, kept, tensors)
                 logger.info("packed weights are kept for the next start: %s (%.0f MiB)", self.file, need / 2**20)
-            if why is None and self.auto:
-                prune(folder)
+                prune(folder, limit)
         except OSError as error:
             why = f"{folder} cannot be written to ({error.strerror})"
         if why is not None:
@@ -154,9 +161,9 @@ class WeightsCache:
             logger.log(level, "weights_cache: %s; each start packs the weights anew", why)
 
 
-def prune(folder: Path) -> None:
-    """Removes the files that were not used for longest, beyond MAX_AUTO_BYTES, and what processes left unfinished."""
-    total, now = 0, time.time()
+def prune(folder: Path, limit: float) -> None:
+    """Removes the files that were not used for longest, beyond `limit` bytes, and what processes left unfinished."""
+    total = 0
     states = []
     for file in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):  # another process took it away first
@@ -164,8 +171,21 @@ def prune(folder: Path) -> None:
     for state, file in sorted(states, key=lambda each: -each[0].st_mtime):
         unfinished = file.name.startswith(UNFINISHED)
         total += 0 if unfinished else state.st_size
-        if total > MAX_AUTO_BYTES or (unfinished and now - state.st_mtime > STALE_SECONDS):
+        if _is_abandoned(file, state.st_mtime) if unfinished else total > limit:
             file.unlink(missing_ok=True)
+
+
+def _is_abandoned(file: Path, written: float) -> bool:
+    """Returns whether the writer of an unfinished file has ended: it holds a lock as long as it writes."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                with file.open("r+b") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+            except BlockingIOError:
+                return False
+    return time.time() - written > STALE_SECONDS
 
 
 def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
@@ -216,13 +236,16 @@ def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) 
     handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(stream, fcntl.LOCK_EX)
             stream.write(len(header).to_bytes(8, "little") + header)
             for each, tensor in zip(kept, tensors, strict=True):
                 stream.seek(start + each.offset)
                 content = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 for first in range(0, len(content), AT_A_TIME):
                     stream.write(content[first : first + AT_A_TIME])
-        os.replace(made, file)
+            os.replace(made, file)  # while the lock is held
     except BaseException:
         with contextlib.suppress(OSError):
             Path(made).unlink()

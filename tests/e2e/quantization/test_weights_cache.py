@@ -1,5 +1,6 @@
 """Placed weights that are kept for the next start: the same model, sooner; and what is not used."""
 
+import fcntl
 import os
 import shutil
 import threading
@@ -192,15 +193,30 @@ def test_a_changed_file_is_packed_anew(gguf: Path) -> None:
     assert PLACED and len(kept_files()) == 2 and before.exists()
 
 
-def test_weights_that_were_not_used_for_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_cache, "MAX_AUTO_BYTES", 25)
+def test_weights_that_were_not_used_for_longest_go_first(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "used", "old", "unfinished-old", "unfinished-new")):
         file = tmp_path / f"{name}.weights"
         file.write_bytes(bytes(10))
-        if name != "unfinished-new":
-            os.utime(file, (1000 - age, 1000 - age))
-    weights_cache.prune(tmp_path)
-    assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "unfinished-new", "used"]
+        os.utime(file, (1000 - age, 1000 - age))
+    with (tmp_path / "unfinished-new.weights").open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        weights_cache.prune(tmp_path, 25)
+        assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "unfinished-new", "used"]
+    weights_cache.prune(tmp_path, 25)  # its writer has ended
+    assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "used"]
+
+
+def test_unfinished_files_are_removed_before_the_disk_is_measured(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens(gguf, "auto")
+    (kept,) = kept_files()
+    unfinished = kept.with_name("unfinished-x.weights")
+    kept.rename(unfinished)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(weights_cache.shutil, "disk_usage", lambda _: usage._replace(free=0 if unfinished.exists() else usage.free))  # type: ignore[attr-defined]  # fmt: skip
+    tokens(gguf, "auto")
+    assert kept_files() == [kept]
 
 
 def test_weights_are_stored_before_they_are_overwritten(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
