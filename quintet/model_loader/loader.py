@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
 from quintet.model_loader.tied_head import WEIGHT, check_stored_head
 from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
-from quintet.model_loader.weights_cache import CacheEntry, TensorKind, WeightsCache, digest
+from quintet.model_loader.weights_cache import CacheEntry, StoreThread, TensorKind, WeightsCache, digest
 
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -87,7 +86,7 @@ def load(
     progress: bool = True,
     rank: int = 0,
     cache: CacheEntry | None = None,
-) -> threading.Thread | None:
+) -> StoreThread | None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise; returns the thread
     that does so if the cache is automatic."""

@@ -6,6 +6,7 @@ The file is mapped: a start copies none of it, processes share it, and rows of a
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from quintet import __version__
 from quintet.common.file_digests import file_identity
+from quintet.common.terminal import print_stderr
 from quintet.config.cache_dir import cache_folder, unsafe_reason
 
 try:
@@ -40,6 +42,7 @@ SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
 AT_A_TIME = 2**26  # bytes that are written at once
+UNNOTICED = 0.5  # seconds of a wait without a message
 AUTO, OFF = "auto", "none"  # of the setting, beside folders
 MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0.1 s
 MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
@@ -124,19 +127,20 @@ class WeightsCache:
             os.utime(self.file)  # used: the last to go
         return True
 
-    def store(self, model: nn.Module) -> threading.Thread | None:
+    def store(self, model: nn.Module) -> "StoreThread | None":
         """Stores the placed weights for the next start; if that fails, it logs the reason. An automatic cache returns
         the thread that does so: until it has ended, the weights must not change."""
         parameters = [(name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False)]
         kept, tensors = _file_layout(parameters)
         if not self.auto:
-            self._store(kept, tensors)
+            self.write(kept, tensors, threading.Event())
             return None
-        thread = threading.Thread(target=self._store, args=(kept, tensors), name="quintet-weights-cache")
+        thread = StoreThread(self, kept, tensors)
         thread.start()
         return thread
 
-    def _store(self, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
+    def write(self, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event) -> None:
+        """Writes the file if there is room for it; else, or if that fails, it logs the reason."""
         folder = self.file.parent
         need = kept[-1].offset + kept[-1].nbytes if kept else 0
         try:
@@ -151,14 +155,45 @@ class WeightsCache:
                 return logger.info("weights of %.1f GiB are not kept in %s: give --weights-cache FOLDER to keep them",
                                    need / 2**30, folder)  # fmt: skip
             if why is None:
-                _write(self.file, kept, tensors)
+                _write(self.file, kept, tensors, cancelled)
                 logger.info("packed weights are kept for the next start: %s (%.0f MiB)", self.file, need / 2**20)
                 prune(folder, limit)
+        except StoreCancelled:
+            why = "cancelled"
         except OSError as error:
             why = f"{folder} cannot be written to ({error.strerror})"
         if why is not None:
             level = logging.INFO if self.auto else logging.WARNING  # an automatic one was not asked for
             logger.log(level, "weights_cache: %s; each start packs the weights anew", why)
+
+
+class StoreCancelled(Exception):
+    """The file is not wanted any more."""
+
+
+class StoreThread(threading.Thread):
+    """Writes placed weights to an automatic cache while the engine serves."""
+
+    def __init__(self, cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
+        super().__init__(name="quintet-weights-cache")
+        self._write = functools.partial(cache.write, kept, tensors)
+        self._cancelled, self._finished = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._write(self._cancelled)
+        finally:
+            self._finished.set()
+
+    def close(self) -> None:
+        """Waits for the file, with a message if that takes longer than UNNOTICED. Ctrl-C cancels it."""
+        try:
+            if not self._finished.wait(UNNOTICED):
+                print_stderr("keeping packed weights for the next start; Ctrl-C skips it")
+                self._finished.wait()
+        except KeyboardInterrupt:  # join() of an interrupted thread may return at once: thus the event
+            self._cancelled.set()
+            self._finished.wait()
 
 
 def prune(folder: Path, limit: float) -> None:
@@ -228,8 +263,10 @@ def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedT
     return kept, list(tensors.values())
 
 
-def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
-    """Writes the file atomically: another process may read it meanwhile."""
+def _write(
+    file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event
+) -> None:
+    """Writes the file atomically: another process may read it meanwhile. StoreCancelled leaves nothing of it."""
     entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
     header = json.dumps(entries).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
@@ -244,6 +281,8 @@ def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) 
                 stream.seek(start + each.offset)
                 content = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 for first in range(0, len(content), AT_A_TIME):
+                    if cancelled.is_set():
+                        raise StoreCancelled
                     stream.write(content[first : first + AT_A_TIME])
             os.replace(made, file)  # while the lock is held
     except BaseException:

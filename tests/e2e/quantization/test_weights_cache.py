@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
@@ -242,3 +243,24 @@ def test_weights_are_stored_before_they_are_overwritten(gguf: Path, monkeypatch:
         release.set()
         reload.join()
     assert order == ["stored", "overwritten"]
+
+
+def test_ctrl_c_at_the_end_of_a_command_skips_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, disk_usage = list[str](), shutil.disk_usage
+
+    def interrupt(text: str) -> None:
+        shown.append(text)
+        raise KeyboardInterrupt
+
+    def wait_for_interrupt(folder: Path) -> Any:
+        threading.current_thread()._cancelled.wait()  # type: ignore[attr-defined]
+        return disk_usage(folder)
+
+    monkeypatch.setattr(weights_cache, "UNNOTICED", 0.0)
+    monkeypatch.setattr(weights_cache, "print_stderr", interrupt)
+    monkeypatch.setattr(weights_cache.shutil, "disk_usage", wait_for_interrupt)  # type: ignore[attr-defined]
+    thread = weights_cache.WeightsCache(tmp_path / "kept" / "x.weights", auto=True).store(torch.nn.Linear(4, 4))
+    assert thread is not None
+    thread.close()
+    assert shown == ["keeping packed weights for the next start; Ctrl-C skips it"]
+    assert list((tmp_path / "kept").iterdir()) == []
