@@ -284,6 +284,8 @@ def _write(
                     if cancelled.is_set():
                         raise StoreCancelled
                     stream.write(content[first : first + AT_A_TIME])
+            stream.flush()
+            os.fsync(stream.fileno())  # or a crash could leave a name without its content
             os.replace(made, file)  # while the lock is held
     except BaseException:
         with contextlib.suppress(OSError):
