@@ -174,14 +174,23 @@ def test_packed_weights_of_a_gguf_file_are_kept_by_default(gguf: Path) -> None:
     assert not PLACED and len(kept_files()) == 1
 
 
-@pytest.mark.parametrize("settings", [{"weights_cache": "none"}, {"weights_cache": None}, {"small": True}, {"disk": 1}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weights_cache": "none"},
+        {"weights_cache": None},
+        {"small": True},
+        {"disk": 1},
+        {"kv_cache_dtype": "fp8", "calculate_kv_scales": True},
+    ],
+)
 def test_none_are_kept(settings: dict[str, Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the setting says so, of a small file, and where they would take too much of the disk."""
+    """Where the setting says so, of a small file, where they would take too much of the disk, and where they change."""
     if settings.pop("small", False):
         monkeypatch.setattr(weights_cache, "MIN_AUTO_BYTES", gguf.stat().st_size + 1)
     if settings.pop("disk", False):
         monkeypatch.setattr(weights_cache, "AUTO_SHARE", 0.0)
-    tokens(gguf, settings.pop("weights_cache", "auto"))
+    tokens(gguf, settings.pop("weights_cache", "auto"), **settings)
     assert PLACED and not kept_files()
 
 
