@@ -1,5 +1,6 @@
 """Removes models from the hub's cache and from folders of GGUF files, and nothing outside them."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ class Removal:
 
 def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Removal:
     """Finds the files of a model. ValueError or OSError says why there are none that may be removed."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf" and (path.is_absolute() or path.exists() or path.is_symlink()):
         return _from_folder(path, folders)
     repositories, _ = scan_cache(cache_dir)
@@ -69,7 +70,7 @@ def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
 
 
 def _from_folder(path: Path, folders: Sequence[str]) -> Removal:
-    roots = [Path(each).expanduser() for each in folders]
+    roots = [Path(os.path.expanduser(each)) for each in folders]
     place = path.parent.resolve()
     if not any(place.is_relative_to(root.resolve()) for root in roots if root.is_dir()):
         where = ", ".join(map(str, folders)) or "none is given"

@@ -207,3 +207,10 @@ def test_pull_downloads_what_the_name_means(
 def test_sizes_and_ages_are_read_at_a_glance() -> None:
     assert [byte_size(each) for each in (9, 2_000, 241 * 2**20, 5 * 2**30)] == ["9 B", "2 KiB", "241 MiB", "5.0 GiB"]
     assert [age(each) for each in (5, 61, 7200, 90_000)] == ["just now", "1 minute ago", "2 hours ago", "1 day ago"]
+
+
+def test_the_home_of_an_unknown_user_is_absent(cache: Path) -> None:
+    with pytest.raises(ValueError, match="there is no folder '~no-such-user'"):
+        local_models(["~no-such-user"], str(cache))
+    with pytest.raises(FileNotFoundError, match="'~no-such-user/x'"):
+        plan_removal("~no-such-user/x", ["~no-such-user"], str(cache))
