@@ -1,6 +1,7 @@
 """Removes models from the hub's cache and from folders of GGUF files, and nothing outside them."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     free = {blob: size for blob, size in blobs.items() if blob not in shared}
     paths = [*links, *(blob for blob in free if blob not in links)]
     _check_inside(paths, root)
-    return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _unlink(paths))
+    return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _delete(paths))
 
 
 def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
@@ -66,7 +67,8 @@ def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
     _check_inside(paths, root)
     if linked := next((each for each in strategy.repos if each.is_symlink()), None):
         raise ValueError(f"{linked} is a link to {linked.resolve()}; remove the link and what it leads to by hand")
-    return Removal(f"{repository.repo_id} ({repository.repo_path})", strategy.expected_freed_size, strategy.execute)
+    size = strategy.expected_freed_size
+    return Removal(f"{repository.repo_id} ({repository.repo_path})", size, lambda: _delete(paths))
 
 
 def _from_folder(path: Path, folders: Sequence[str]) -> Removal:
@@ -81,7 +83,7 @@ def _from_folder(path: Path, folders: Sequence[str]) -> Removal:
         raise FileNotFoundError(f"no file {str(path)!r} here; `quintet list` shows the models on this machine")
     paths = [path.parent / each for each in split_parts(path.name, [each.name for each in path.parent.iterdir()])]
     size = sum(each.stat().st_size for each in paths if not each.is_symlink())  # a link alone is removed
-    return Removal(", ".join(map(str, paths)), size, lambda: _unlink(paths))
+    return Removal(", ".join(map(str, paths)), size, lambda: _delete(paths))
 
 
 def _check_inside(paths: Iterable[Path], root: Path) -> None:
@@ -92,6 +94,14 @@ def _check_inside(paths: Iterable[Path], root: Path) -> None:
             raise ValueError(f"{each} is outside the hub's cache {root}, so nothing is removed; delete it yourself")
 
 
-def _unlink(paths: Iterable[Path]) -> None:
+def _delete(paths: Iterable[Path]) -> None:
+    """Deletes files, links and folders. OSError names the first that cannot be deleted."""
     for each in paths:
-        each.unlink(missing_ok=True)
+        try:
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink(missing_ok=True)
+        except OSError as error:
+            where, why = error.filename or each, error.strerror or error
+            raise OSError(f"cannot delete {where} ({why}); change its permissions, or delete it yourself") from error

@@ -214,3 +214,20 @@ def test_the_home_of_an_unknown_user_is_absent(cache: Path) -> None:
         local_models(["~no-such-user"], str(cache))
     with pytest.raises(FileNotFoundError, match="'~no-such-user/x'"):
         plan_removal("~no-such-user/x", ["~no-such-user"], str(cache))
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/b:Q8_0"])
+def test_rm_fails_where_a_file_cannot_be_deleted(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision(cache, "a/b", GGUF)
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert cli.main(["rm", "-y", name, "--download-dir", str(cache)]) == 1
+    captured = capsys.readouterr()
+    assert "removed" not in captured.out and "Traceback" not in captured.err
+    assert f"error: cannot delete {cache}/models--a--b" in captured.err and "(Permission denied)" in captured.err
