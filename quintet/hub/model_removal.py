@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.suggestions import unknown_name_error
-from quintet.gguf.file_choice import choose, parse_query
+from quintet.gguf.file_choice import BESIDE, SHOWN, GGUFQuery, choose, parse_query, quantization_label
 from quintet.hub.local_models import (
     cache_root,
     cached_models,
@@ -45,7 +45,7 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     files, root = files_of(repository), cache_root(cache_dir)
     if query.quantization is None and query.file is None:
         return _whole_repository(repository, cache_dir)
-    wanted = set(choose(files, query))
+    wanted = set(_files_of_model(files, query))
     kept = [each for each in files if each not in wanted]
     if not model_heads(kept) and not has_weights(kept):
         return _whole_repository(repository, cache_dir)
@@ -56,6 +56,26 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     paths = [*links, *(blob for blob in free if blob not in links)]
     _check_inside(paths, root)
     return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _delete(paths))
+
+
+def _files_of_model(files: Iterable[str], query: GGUFQuery) -> list[str]:
+    """Returns the files of the one GGUF model that a name means; of an interrupted download, the parts that are there.
+
+    Unlike choose(), it guesses nothing: the name is that of the file, or all of its quantization."""
+    there = sorted(each for each in files if each.endswith(".gguf"))
+    if query.file is not None:
+        return split_parts(query.file, there) if query.file in there else choose(there, query)
+    tag = str(query.quantization).lower()
+    named = [each for each in there if (quantization_label(each) or "").lower() == tag]
+    models = {tuple(split_parts(each, there)) for each in named if not BESIDE.search(each.rpartition("/")[2])}
+    if len(models) == 1:
+        return list(*models)
+    if models:
+        heads = ", ".join(f"{query.repository}/{each[0]}" for each in sorted(models)[:SHOWN])
+        raise ValueError(f"{len(models)} models of {query.repository!r} are {query.quantization}: name one ({heads})")
+    labels = list(dict.fromkeys(quantization_label(each) or each for each in there))[:SHOWN]
+    held = ", ".join(labels) or "no GGUF files"
+    raise FileNotFoundError(f"{query.repository!r} has no GGUF model of {query.quantization!r}; it holds {held}")
 
 
 def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
