@@ -2,12 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quintet.common.suggestions import unknown_name_error
+from quintet.config.cache_dir import cache_folder
 from quintet.gguf.file_choice import BESIDE, SHOWN, GGUFQuery, choose, parse_query, quantization_label
 from quintet.hub.local_models import (
     cache_root,
@@ -58,16 +59,16 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _delete(paths))
 
 
-def _files_of_model(files: Iterable[str], query: GGUFQuery) -> list[str]:
+def _files_of_model(files: Collection[str], query: GGUFQuery) -> list[str]:
     """Returns the files of the one GGUF model that a name means; of an interrupted download, the parts that are there.
 
     Unlike choose(), it guesses nothing: the name is that of the file, or all of its quantization."""
-    there = sorted(each for each in files if each.endswith(".gguf"))
+    there = sorted(each for each in files if each.endswith(".gguf") and not BESIDE.search(each.rpartition("/")[2]))
     if query.file is not None:
-        return split_parts(query.file, there) if query.file in there else choose(there, query)
+        return split_parts(query.file, there) if query.file in there else choose(files, query)
     tag = str(query.quantization).lower()
     named = [each for each in there if (quantization_label(each) or "").lower() == tag]
-    models = {tuple(split_parts(each, there)) for each in named if not BESIDE.search(each.rpartition("/")[2])}
+    models = {tuple(split_parts(each, there)) for each in named}
     if len(models) == 1:
         return list(*models)
     if models:
@@ -114,8 +115,9 @@ def _check_inside(paths: Iterable[Path], root: Path) -> None:
             raise ValueError(f"{each} is outside the hub's cache {root}, so nothing is removed; delete it yourself")
 
 
-def _delete(paths: Iterable[Path]) -> None:
-    """Deletes files, links and folders. OSError names the first that cannot be deleted."""
+def _delete(paths: Sequence[Path]) -> None:
+    """Deletes files, links and folders, and packed copies of them. OSError names the first that cannot be deleted."""
+    originals = [each.resolve() for each in paths if not each.is_symlink()]
     for each in paths:
         try:
             if each.is_dir() and not each.is_symlink():
@@ -125,3 +127,7 @@ def _delete(paths: Iterable[Path]) -> None:
         except OSError as error:
             where, why = error.filename or each, error.strerror or error
             raise OSError(f"cannot delete {where} ({why}); change its permissions, or delete it yourself") from error
+    if any(cache_folder("weights").glob("*")):  # else the import is not worth its time
+        from quintet.model_loader.weights_cache import remove_copies
+
+        remove_copies(originals)

@@ -97,8 +97,9 @@ def load(
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return None
-    name = digest(placement_parts(model, platform, cache.layout_key), weights_of_folder(folder).files())
-    kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto)
+    files = weights_of_folder(folder).files()
+    name = digest(placement_parts(model, platform, cache.layout_key), files)
+    kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto, str(files[0].resolve()))
     if kept.load(model, _vector_kinds(model)):
         return None
     _fill(model, platform, folder, progress, rank)

@@ -37,7 +37,7 @@ except ImportError:  # no POSIX: an unfinished file is stale by its age
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raised with any change of what is in a file
+FORMAT = 2  # raised with any change of what is in a file
 SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
@@ -105,6 +105,7 @@ class WeightsCache:
 
     file: Path
     auto: bool = False
+    checkpoint: str = ""  # real path of its first file; without that file the copy has no use
 
     def load(self, model: nn.Module, expected: Mapping[str, TensorKind]) -> bool:
         """Fills the model, if the file holds its parameters; False if it does not. `expected`: those of known kind."""
@@ -155,7 +156,7 @@ class WeightsCache:
                 return logger.info("weights of %.1f GiB are not kept in %s: give --weights-cache FOLDER to keep them",
                                    need / 2**30, folder)  # fmt: skip
             if why is None:
-                _write(self.file, kept, tensors, cancelled)
+                _write(self, kept, tensors, cancelled)
                 logger.info("packed weights are kept for the next start: %s (%.0f MiB)", self.file, need / 2**20)
                 prune(folder, limit)
         except StoreCancelled:
@@ -208,6 +209,18 @@ def prune(folder: Path, limit: float) -> None:
         total += 0 if unfinished else state.st_size
         if _is_abandoned(file, state.st_mtime) if unfinished else total > limit:
             file.unlink(missing_ok=True)
+
+
+def remove_copies(checkpoints: Sequence[Path]) -> None:
+    """Removes from the user's cache the weights of checkpoints (real paths of files, or of folders that held them)."""
+    folder = cache_folder("weights")
+    if unsafe_reason(folder) is not None:
+        return
+    for file in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError, KeyError, RecursionError, TypeError, ValueError), file.open("rb") as stream:
+            original = Path(_read_header(stream)[0]["checkpoint"])
+            if any(original.is_relative_to(each) for each in checkpoints):
+                file.unlink(missing_ok=True)
 
 
 def _is_abandoned(file: Path, written: float) -> bool:
@@ -264,13 +277,13 @@ def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedT
 
 
 def _write(
-    file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event
+    cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event
 ) -> None:
     """Writes the file atomically: another process may read it meanwhile. StoreCancelled leaves nothing of it."""
     entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
-    header = json.dumps(entries).encode()
+    header = json.dumps({"checkpoint": cache.checkpoint, "tensors": entries}).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
-    handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=file.parent)
+    handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=cache.file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             if fcntl is not None:
@@ -286,7 +299,7 @@ def _write(
                     stream.write(content[first : first + AT_A_TIME])
             stream.flush()
             os.fsync(stream.fileno())  # or a crash could leave a name without its content
-            os.replace(made, file)  # while the lock is held
+            os.replace(made, cache.file)  # while the lock is held
     except BaseException:
         with contextlib.suppress(OSError):
             Path(made).unlink()
@@ -295,12 +308,10 @@ def _write(
 
 def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     """Returns the tensors' entries, and the offset where tensors begin; ValueError if they do not fit the file."""
-    size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
-    if not 0 < length <= min(MAX_HEADER, size):
-        raise ValueError("its header is not whole")
+    size, (header, length) = os.fstat(stream.fileno()).st_size, _read_header(stream)
     kept = [
         CachedTensor(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))
-        for names, dtype, shape, offset in json.loads(stream.read(length))
+        for names, dtype, shape, offset in header["tensors"]
     ]
     start = -(-(8 + length) // ALIGNMENT) * ALIGNMENT
     ends = [each.offset + each.nbytes for each in kept]
@@ -311,6 +322,14 @@ def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     if start + kept[-1].offset + kept[-1].nbytes != size:
         raise ValueError("it is cut short")
     return kept, start
+
+
+def _read_header(stream: BinaryIO) -> tuple[Any, int]:
+    """Returns a file's header and its length in bytes."""
+    size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
+    if not 0 < length <= min(MAX_HEADER, size):
+        raise ValueError("its header is not whole")
+    return json.loads(stream.read(length)), length
 
 
 def _tensors(stream: BinaryIO, kept: Sequence[CachedTensor], start: int) -> list[Tensor]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM, SamplingParams
 from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.hub.model_removal import plan_removal
 from quintet.model_loader import weights_cache
 from quintet.model_loader.loader import ParameterLoad
 from quintet.platforms.cpu.platform import CPU, _layout_key
@@ -273,3 +274,15 @@ def test_ctrl_c_at_the_end_of_a_command_skips_the_file(tmp_path: Path, monkeypat
     thread.close()
     assert shown == ["keeping packed weights for the next start; Ctrl-C skips it"]
     assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_packed_weights_are_removed_with_their_checkpoint(gguf: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copy(gguf, tmp_path / "other.gguf"))
+    for file in (gguf, other):
+        tokens(file, "auto")
+        assert kept_files()
+    assert len(kept_files()) == 2
+    plan_removal(str(gguf), [str(tmp_path)], str(tmp_path / "hub")).run()
+    (kept,) = kept_files()
+    tokens(other, "auto")
+    assert kept_files() == [kept] and not gguf.exists()
