@@ -124,6 +124,8 @@ def test_a_lone_word_at_a_terminal_is_the_text(word: str, monkeypatch: pytest.Mo
         (["--", "hi"], None, ["hi"]),
         (["Why is", "the sky blue?"], None, ["Why is", "the sky blue?"]),
         (["gpt2"], "gpt2", []),
+        (["Why?"], None, ["Why?"]),
+        (["./absent", "hi"], "./absent", ["hi"]),
         (["gpt2", "--", "c/d"], "gpt2", ["c/d"]),
         (["a/b", "hi"], "a/b", ["hi"]),
     ],

@@ -49,4 +49,6 @@ def write_messages(path: str, messages: list[dict[str, Any]]) -> None:
     except OSError as error:
         raise ValueError(f"cannot save to {path!r}: {error.strerror or error}; give the path of a new file") from None
     except UnicodeEncodeError as error:
-        raise ValueError(f"cannot save to {path!r}: a message has no form in UTF-8 ({error}); /clear starts afresh") from None
+        raise ValueError(
+            f"cannot save to {path!r}: a message has no form in UTF-8 ({error}); /clear starts afresh"
+        ) from None

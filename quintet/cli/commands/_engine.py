@@ -11,7 +11,7 @@ from quintet.clients.token_speed import TokenSpeed as TokenSpeed
 from quintet.common.terminal import print_stderr as print_stderr
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
-from quintet.hub.model_names import HUB_ID, is_model_name, is_only_model_name
+from quintet.hub.model_names import HUB_ID, is_local, is_model_name, is_only_model_name
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ def take_model(arguments: argparse.Namespace, words: list[str], has_text: bool =
 
 
 def take_first_as_model(arguments: argparse.Namespace, words: list[str]) -> list[str]:
-    """Sets arguments.MODEL as take_model() does, also to a name without an owner, such as gpt2."""
+    """Sets arguments.MODEL as take_model() does, also to names such as gpt2, and to paths that are absent."""
     rest = take_model(arguments, words, has_text=True)
     given = "model" in flags.given_settings(arguments, EngineConfig)
-    if given or arguments.MODEL or len(words) == len(arguments.after_dashes) or not HUB_ID.fullmatch(words[0]):
+    if given or arguments.MODEL or len(words) == len(arguments.after_dashes):
         return rest
-    return _take_first(arguments, words)
+    can_be_model = HUB_ID.fullmatch(words[0]) or (is_local(words[0]) and " " not in words[0])
+    return _take_first(arguments, words) if can_be_model else rest
 
 
 def _take_first(arguments: argparse.Namespace, words: list[str]) -> list[str]:

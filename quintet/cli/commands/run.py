@@ -10,8 +10,8 @@ from quintet.cli.commands import chat
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "PROMPT", metavar="[MODEL] PROMPT", nargs="*", default=[],
-        help="message to answer; piped text is one, too. A first word that names a model is the model; with --model, or "
-        "after --, all are the message",
+        help="message to answer; piped text is one, too. A first word without a space is the model (a file, a folder, "
+        "OWNER/NAME, OWNER/NAME:QUANTIZATION, bundled); with --model, or after --, all are the message",
     )  # fmt: skip
     chat.add_conversation_arguments(parser)
 

@@ -225,7 +225,11 @@ def test_unfinished_files_are_removed_before_the_disk_is_measured(
     unfinished = kept.with_name("unfinished-x.weights")
     kept.rename(unfinished)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(weights_cache.shutil, "disk_usage", lambda _: usage._replace(free=0 if unfinished.exists() else usage.free))  # type: ignore[attr-defined]  # fmt: skip
+
+    def full(_: Path) -> Any:
+        return usage._replace(free=0) if unfinished.exists() else usage
+
+    monkeypatch.setattr(weights_cache.shutil, "disk_usage", full)  # type: ignore[attr-defined]
     tokens(gguf, "auto")
     assert kept_files() == [kept]
 
