@@ -31,6 +31,6 @@ def sources_digest(places: Iterable[Path]) -> str:
     """Returns a digest of the Python sources in files and folders."""
     sources = hashlib.sha256()
     for place in places:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
             sources.update(hashlib.sha256(file.read_bytes()).digest())
     return sources.hexdigest()

@@ -147,7 +147,7 @@ class WeightsCache:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = unsafe_reason(folder)
-            limit = MAX_AUTO_BYTES if self.auto else math.inf
+            limit = MAX_AUTO_BYTES if self.auto else math.inf  # a folder of the user's is not bounded
             if why is None:
                 prune(folder, limit)
             if why is None and (free := shutil.disk_usage(folder).free) < need + MAX_HEADER:
