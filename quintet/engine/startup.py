@@ -382,10 +382,12 @@ def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> WeightFil
 
 
 def _weights_cache(config: EngineConfig, facts: Capabilities, weights: WeightFiles) -> CacheEntry | None:
-    """Returns where packed weights are kept. Not by default with EPLB, which moves weights while they are written."""
+    """Returns where packed weights are kept. Not by default if weights change while they are written: EPLB moves them,
+    calculate_kv_scales sets some."""
     if config.load_format in ("dummy", *SHARDED):
         return None
-    setting = OFF if config.enable_eplb and config.weights_cache == AUTO else config.weights_cache
+    changing = config.enable_eplb or config.calculate_kv_scales
+    setting = OFF if changing and config.weights_cache == AUTO else config.weights_cache
     return cache_entry(setting, facts.layout_key, weights.folder)
 
 

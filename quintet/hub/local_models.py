@@ -29,7 +29,7 @@ def cache_root(cache_dir: str | None) -> Path:
     """Returns the folder of the hub's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return Path(cache_dir or HF_HUB_CACHE).expanduser()
+    return Path(os.path.expanduser(cache_dir or HF_HUB_CACHE))
 
 
 def scan_cache(cache_dir: str | None) -> tuple[list[Any], list[str]]:
@@ -113,7 +113,7 @@ def _checkpoint_quantization(files: dict[str, list[Any]]) -> str:
 
 def folder_models(folder: str) -> list[LocalModel]:
     """Returns the GGUF models below a folder; links to folders are not followed."""
-    root = Path(folder).expanduser()
+    root = Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise ValueError(f"there is no folder {folder!r}; give one that holds GGUF files")
     found, count = [], 0

@@ -24,10 +24,18 @@ def is_model_name(word: str) -> bool:
     True for a file or folder that exists, a path that ends with .gguf, `owner/name`, `owner/name:TAG`, `name:TAG` and
     the bundled models. Text with a space is none, unless it is a path.
     """
+    return is_only_model_name(word) or has_form_of_model_name(word)
+
+
+def is_only_model_name(word: str) -> bool:
+    """Returns whether a word names a model and can hardly be a text: a path, an address or a bundled model."""
     if word in INSIDE or (word.endswith(".gguf") and " " not in word) or os.path.exists(os.path.expanduser(word)):
         return bool(word)
-    if HUB_ADDRESS.match(word) and " " not in word:
-        return True
+    return HUB_ADDRESS.match(word) is not None and " " not in word
+
+
+def has_form_of_model_name(word: str) -> bool:
+    """Returns whether a word has the form `owner/name`, `owner/name:TAG` or `name:TAG`, as "and/or" and "12:30" do."""
     return _TAGGED.fullmatch(word) is not None or ("/" in word and HUB_ID.fullmatch(word) is not None)
 
 

@@ -1,12 +1,15 @@
 """Removes models from the hub's cache and from folders of GGUF files, and nothing outside them."""
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quintet.common.suggestions import unknown_name_error
-from quintet.gguf.file_choice import choose, parse_query
+from quintet.config.cache_dir import cache_folder
+from quintet.gguf.file_choice import BESIDE, SHOWN, GGUFQuery, choose, parse_query, quantization_label
 from quintet.hub.local_models import (
     cache_root,
     cached_models,
@@ -29,7 +32,7 @@ class Removal:
 
 def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Removal:
     """Finds the files of a model. ValueError or OSError says why there are none that may be removed."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf" and (path.is_absolute() or path.exists() or path.is_symlink()):
         return _from_folder(path, folders)
     repositories, _ = scan_cache(cache_dir)
@@ -43,7 +46,7 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     files, root = files_of(repository), cache_root(cache_dir)
     if query.quantization is None and query.file is None:
         return _whole_repository(repository, cache_dir)
-    wanted = set(choose(files, query))
+    wanted = set(_files_of_model(files, query))
     kept = [each for each in files if each not in wanted]
     if not model_heads(kept) and not has_weights(kept):
         return _whole_repository(repository, cache_dir)
@@ -53,7 +56,27 @@ def plan_removal(name: str, folders: Sequence[str], cache_dir: str | None) -> Re
     free = {blob: size for blob, size in blobs.items() if blob not in shared}
     paths = [*links, *(blob for blob in free if blob not in links)]
     _check_inside(paths, root)
-    return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _unlink(paths))
+    return Removal(f"{name} ({', '.join(sorted(wanted))})", sum(free.values()), lambda: _delete(paths))
+
+
+def _files_of_model(files: Collection[str], query: GGUFQuery) -> list[str]:
+    """Returns the files of the one GGUF model that a name means; of an interrupted download, the parts that are there.
+
+    Unlike choose(), it guesses nothing: the name is that of the file, or all of its quantization."""
+    there = sorted(each for each in files if each.endswith(".gguf") and not BESIDE.search(each.rpartition("/")[2]))
+    if query.file is not None:
+        return split_parts(query.file, there) if query.file in there else choose(files, query)
+    tag = str(query.quantization).lower()
+    named = [each for each in there if (quantization_label(each) or "").lower() == tag]
+    models = {tuple(split_parts(each, there)) for each in named}
+    if len(models) == 1:
+        return list(*models)
+    if models:
+        heads = ", ".join(f"{query.repository}/{each[0]}" for each in sorted(models)[:SHOWN])
+        raise ValueError(f"{len(models)} models of {query.repository!r} are {query.quantization}: name one ({heads})")
+    labels = list(dict.fromkeys(quantization_label(each) or each for each in there))[:SHOWN]
+    held = ", ".join(labels) or "no GGUF files"
+    raise FileNotFoundError(f"{query.repository!r} has no GGUF model of {query.quantization!r}; it holds {held}")
 
 
 def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
@@ -65,11 +88,12 @@ def _whole_repository(repository: Any, cache_dir: str | None) -> Removal:
     _check_inside(paths, root)
     if linked := next((each for each in strategy.repos if each.is_symlink()), None):
         raise ValueError(f"{linked} is a link to {linked.resolve()}; remove the link and what it leads to by hand")
-    return Removal(f"{repository.repo_id} ({repository.repo_path})", strategy.expected_freed_size, strategy.execute)
+    size = strategy.expected_freed_size
+    return Removal(f"{repository.repo_id} ({repository.repo_path})", size, lambda: _delete(paths))
 
 
 def _from_folder(path: Path, folders: Sequence[str]) -> Removal:
-    roots = [Path(each).expanduser() for each in folders]
+    roots = [Path(os.path.expanduser(each)) for each in folders]
     place = path.parent.resolve()
     if not any(place.is_relative_to(root.resolve()) for root in roots if root.is_dir()):
         where = ", ".join(map(str, folders)) or "none is given"
@@ -80,7 +104,7 @@ def _from_folder(path: Path, folders: Sequence[str]) -> Removal:
         raise FileNotFoundError(f"no file {str(path)!r} here; `quintet list` shows the models on this machine")
     paths = [path.parent / each for each in split_parts(path.name, [each.name for each in path.parent.iterdir()])]
     size = sum(each.stat().st_size for each in paths if not each.is_symlink())  # a link alone is removed
-    return Removal(", ".join(map(str, paths)), size, lambda: _unlink(paths))
+    return Removal(", ".join(map(str, paths)), size, lambda: _delete(paths))
 
 
 def _check_inside(paths: Iterable[Path], root: Path) -> None:
@@ -91,6 +115,19 @@ def _check_inside(paths: Iterable[Path], root: Path) -> None:
             raise ValueError(f"{each} is outside the hub's cache {root}, so nothing is removed; delete it yourself")
 
 
-def _unlink(paths: Iterable[Path]) -> None:
+def _delete(paths: Sequence[Path]) -> None:
+    """Deletes files, links and folders, and packed copies of them. OSError names the first that cannot be deleted."""
+    originals = [each.resolve() for each in paths if not each.is_symlink()]
     for each in paths:
-        each.unlink(missing_ok=True)
+        try:
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink(missing_ok=True)
+        except OSError as error:
+            where, why = error.filename or each, error.strerror or error
+            raise OSError(f"cannot delete {where} ({why}); change its permissions, or delete it yourself") from error
+    if any(cache_folder("weights").glob("*")):  # else the import is not worth its time
+        from quintet.model_loader.weights_cache import remove_copies
+
+        remove_copies(originals)

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
 from quintet.model_loader.tied_head import WEIGHT, check_stored_head
 from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
-from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
+from quintet.model_loader.weights_cache import CacheEntry, StoreThread, TensorKind, WeightsCache, digest
 
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -87,7 +86,7 @@ def load(
     progress: bool = True,
     rank: int = 0,
     cache: CacheEntry | None = None,
-) -> threading.Thread | None:
+) -> StoreThread | None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise; returns the thread
     that does so if the cache is automatic."""
@@ -98,12 +97,22 @@ def load(
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return None
-    name = digest(placement_parts(model, platform, cache.layout_key), weights_of_folder(folder).files())
-    kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto)
-    if kept.load(model):
+    files = weights_of_folder(folder).files()
+    name = digest(placement_parts(model, platform, cache.layout_key), files)
+    kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto, str(files[0].resolve()))
+    if kept.load(model, _vector_kinds(model)):
         return None
     _fill(model, platform, folder, progress, rank)
     return kept.store(model)
+
+
+def _vector_kinds(model: ModelBase) -> dict[str, TensorKind]:
+    """Returns the dtypes and shapes of norms and biases, which every platform keeps as they are."""
+    return {
+        f"{each.path}.{each.weight.name}".lstrip("."): TensorKind(each.weight.dtype, each.weight.shape)
+        for each in declared_weights(model)
+        if each.weight.use == "vector" and each.weight.format.plain and type(each.layer).assign is Layer.assign
+    }
 
 
 def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:

@@ -6,6 +6,7 @@ The file is mapped: a start copies none of it, processes share it, and rows of a
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -25,21 +26,28 @@ import torch
 from torch import Tensor, nn
 
 from quintet import __version__
+from quintet.common.file_digests import file_identity
+from quintet.common.terminal import print_stderr
 from quintet.config.cache_dir import cache_folder, unsafe_reason
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: an unfinished file is stale by its age
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raised with any change of what is in a file
+FORMAT = 2  # raised with any change of what is in a file
 SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
 AT_A_TIME = 2**26  # bytes that are written at once
+UNNOTICED = 0.5  # seconds of a wait without a message
 AUTO, OFF = "auto", "none"  # of the setting, beside folders
 MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0.1 s
 MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
 AUTO_SHARE = 0.25  # of the free disk space that one file may take
-STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended
-HEADS = 2**20  # bytes of a checkpoint's file that its digest looks at, besides its size and times
+STALE_SECONDS = 3600.0  # after which an unfinished file is of a process that has ended, where files have no locks
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -60,6 +68,13 @@ class CachedTensor(NamedTuple):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class TensorKind(NamedTuple):
+    """The dtype and shape of a parameter that a platform does not repack."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class CacheEntry(NamedTuple):
@@ -90,15 +105,17 @@ class WeightsCache:
 
     file: Path
     auto: bool = False
+    checkpoint: str = ""  # real path of its first file; without that file the copy has no use
 
-    def load(self, model: nn.Module) -> bool:
-        """Fills the model, if the file holds exactly its parameters; False if it does not."""
+    def load(self, model: nn.Module, expected: Mapping[str, TensorKind]) -> bool:
+        """Fills the model, if the file holds its parameters; False if it does not. `expected`: those of known kind."""
         if unsafe_reason(self.file.parent) is not None or not self.file.is_file():
             return False
         try:
             with self.file.open("rb") as stream:
                 kept, start = _header(stream)
                 named = _parameters(kept, model)
+                _check_kinds(kept, expected)
                 tensors = _tensors(stream, kept, start)
         except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
             logger.info("%s is damaged (%s); it is made anew", self.file, error)
@@ -111,34 +128,39 @@ class WeightsCache:
             os.utime(self.file)  # used: the last to go
         return True
 
-    def store(self, model: nn.Module) -> threading.Thread | None:
+    def store(self, model: nn.Module) -> "StoreThread | None":
         """Stores the placed weights for the next start; if that fails, it logs the reason. An automatic cache returns
         the thread that does so: until it has ended, the weights must not change."""
         parameters = [(name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False)]
         kept, tensors = _file_layout(parameters)
         if not self.auto:
-            self._store(kept, tensors)
+            self.write(kept, tensors, threading.Event())
             return None
-        thread = threading.Thread(target=self._store, args=(kept, tensors), name="quintet-weights-cache")
+        thread = StoreThread(self, kept, tensors)
         thread.start()
         return thread
 
-    def _store(self, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
+    def write(self, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event) -> None:
+        """Writes the file if there is room for it; else, or if that fails, it logs the reason."""
         folder = self.file.parent
         need = kept[-1].offset + kept[-1].nbytes if kept else 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = unsafe_reason(folder)
+            limit = MAX_AUTO_BYTES if self.auto else math.inf  # a folder of the user's is not bounded
+            if why is None:
+                prune(folder, limit)
             if why is None and (free := shutil.disk_usage(folder).free) < need + MAX_HEADER:
                 why = f"{folder} has {free / 2**30:.1f} GiB left, and {need / 2**30:.1f} GiB are to be kept"
             elif why is None and self.auto and need > min(MAX_AUTO_BYTES, AUTO_SHARE * free):
                 return logger.info("weights of %.1f GiB are not kept in %s: give --weights-cache FOLDER to keep them",
                                    need / 2**30, folder)  # fmt: skip
             if why is None:
-                _write(self.file, kept, tensors)
+                _write(self, kept, tensors, cancelled)
                 logger.info("packed weights are kept for the next start: %s (%.0f MiB)", self.file, need / 2**20)
-            if why is None and self.auto:
-                prune(folder)
+                prune(folder, limit)
+        except StoreCancelled:
+            why = "cancelled"
         except OSError as error:
             why = f"{folder} cannot be written to ({error.strerror})"
         if why is not None:
@@ -146,9 +168,38 @@ class WeightsCache:
             logger.log(level, "weights_cache: %s; each start packs the weights anew", why)
 
 
-def prune(folder: Path) -> None:
-    """Removes the files that were not used for longest, beyond MAX_AUTO_BYTES, and what processes left unfinished."""
-    total, now = 0, time.time()
+class StoreCancelled(Exception):
+    """The file is not wanted any more."""
+
+
+class StoreThread(threading.Thread):
+    """Writes placed weights to an automatic cache while the engine serves."""
+
+    def __init__(self, cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
+        super().__init__(name="quintet-weights-cache")
+        self._write = functools.partial(cache.write, kept, tensors)
+        self._cancelled, self._finished = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._write(self._cancelled)
+        finally:
+            self._finished.set()
+
+    def close(self) -> None:
+        """Waits for the file, with a message if that takes longer than UNNOTICED. Ctrl-C cancels it."""
+        try:
+            if not self._finished.wait(UNNOTICED):
+                print_stderr("keeping packed weights for the next start; Ctrl-C skips it")
+                self._finished.wait()
+        except KeyboardInterrupt:  # join() of an interrupted thread may return at once: thus the event
+            self._cancelled.set()
+            self._finished.wait()
+
+
+def prune(folder: Path, limit: float) -> None:
+    """Removes the files that were not used for longest, beyond `limit` bytes, and what processes left unfinished."""
+    total = 0
     states = []
     for file in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):  # another process took it away first
@@ -156,21 +207,43 @@ def prune(folder: Path) -> None:
     for state, file in sorted(states, key=lambda each: -each[0].st_mtime):
         unfinished = file.name.startswith(UNFINISHED)
         total += 0 if unfinished else state.st_size
-        if total > MAX_AUTO_BYTES or (unfinished and now - state.st_mtime > STALE_SECONDS):
+        if _is_abandoned(file, state.st_mtime) if unfinished else total > limit:
             file.unlink(missing_ok=True)
+
+
+def remove_copies(checkpoints: Sequence[Path]) -> None:
+    """Removes from the user's cache the weights of checkpoints (real paths of files, or of folders that held them)."""
+    folder = cache_folder("weights")
+    if unsafe_reason(folder) is not None:
+        return
+    for file in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError, KeyError, RecursionError, TypeError, ValueError), file.open("rb") as stream:
+            original = Path(_read_header(stream)[0]["checkpoint"])
+            if any(original.is_relative_to(each) for each in checkpoints):
+                file.unlink(missing_ok=True)
+
+
+def _is_abandoned(file: Path, written: float) -> bool:
+    """Returns whether the writer of an unfinished file has ended: it holds a lock as long as it writes."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                with file.open("r+b") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+            except BlockingIOError:
+                return False
+    return time.time() - written > STALE_SECONDS
 
 
 def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
     """Returns the digest of what placing depends on: `parts`, each with a complete repr, and the checkpoint's files
-    (their real names, which in the hub's cache are digests, sizes, times and beginnings)."""
+    (their real names, which in the hub's cache are digests, sizes, times, inodes and samples of their content)."""
     named = hashlib.sha256(f"{FORMAT} {__version__}".encode())
     for part in parts:
         named.update(hashlib.sha256(repr(part).encode()).digest())
     for file in files:
-        state = file.stat()
-        named.update(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
-        with file.open("rb") as stream:
-            named.update(hashlib.sha256(stream.read(HEADS)).digest())
+        named.update(file_identity(file))
     return named.hexdigest()
 
 
@@ -178,6 +251,14 @@ def _parameters(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tup
     """Returns the modules and names that each tensor belongs to; AttributeError for a name of another model's."""
     split = [[name.rpartition(".") for name in each.names] for each in kept]
     return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
+
+
+def _check_kinds(kept: Sequence[CachedTensor], expected: Mapping[str, TensorKind]) -> None:
+    """Raises ValueError for a parameter that is absent, or has another shape or dtype."""
+    there = {name: TensorKind(each.dtype, each.shape) for each in kept for name in each.names}
+    for name, kind in expected.items():
+        if there.get(name) != kind:
+            raise ValueError(f"{name} is {there.get(name)} in it, not {kind}")
 
 
 def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
@@ -195,21 +276,30 @@ def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedT
     return kept, list(tensors.values())
 
 
-def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
-    """Writes the file atomically: another process may read it meanwhile."""
+def _write(
+    cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event
+) -> None:
+    """Writes the file atomically: another process may read it meanwhile. StoreCancelled leaves nothing of it."""
     entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
-    header = json.dumps(entries).encode()
+    header = json.dumps({"checkpoint": cache.checkpoint, "tensors": entries}).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
-    handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=file.parent)
+    handle, made = tempfile.mkstemp(SUFFIX, UNFINISHED, dir=cache.file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(stream, fcntl.LOCK_EX)
             stream.write(len(header).to_bytes(8, "little") + header)
             for each, tensor in zip(kept, tensors, strict=True):
                 stream.seek(start + each.offset)
                 content = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 for first in range(0, len(content), AT_A_TIME):
+                    if cancelled.is_set():
+                        raise StoreCancelled
                     stream.write(content[first : first + AT_A_TIME])
-        os.replace(made, file)
+            stream.flush()
+            os.fsync(stream.fileno())  # or a crash could leave a name without its content
+            os.replace(made, cache.file)  # while the lock is held
     except BaseException:
         with contextlib.suppress(OSError):
             Path(made).unlink()
@@ -218,12 +308,10 @@ def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) 
 
 def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     """Returns the tensors' entries, and the offset where tensors begin; ValueError if they do not fit the file."""
-    size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
-    if not 0 < length <= min(MAX_HEADER, size):
-        raise ValueError("its header is not whole")
+    size, (header, length) = os.fstat(stream.fileno()).st_size, _read_header(stream)
     kept = [
         CachedTensor(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))
-        for names, dtype, shape, offset in json.loads(stream.read(length))
+        for names, dtype, shape, offset in header["tensors"]
     ]
     start = -(-(8 + length) // ALIGNMENT) * ALIGNMENT
     ends = [each.offset + each.nbytes for each in kept]
@@ -234,6 +322,14 @@ def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     if start + kept[-1].offset + kept[-1].nbytes != size:
         raise ValueError("it is cut short")
     return kept, start
+
+
+def _read_header(stream: BinaryIO) -> tuple[Any, int]:
+    """Returns a file's header and its length in bytes."""
+    size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
+    if not 0 < length <= min(MAX_HEADER, size):
+        raise ValueError("its header is not whole")
+    return json.loads(stream.read(length)), length
 
 
 def _tensors(stream: BinaryIO, kept: Sequence[CachedTensor], start: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.distribution import install_hint
+from quintet.common.file_digests import file_identity
 from quintet.common.json_files import read_object
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
@@ -252,9 +253,7 @@ def _load_tekken(file: Path) -> Tokenizer:
 
 
 def _load_gguf(file: Path) -> Tokenizer:
-    state, beginning = file.stat(), file.open("rb").read(2**16)
-    parts = [str(file.resolve()).encode(), f"{state.st_size} {state.st_mtime_ns}".encode(), beginning]
-    name = readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", parts)
+    name = readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", [file_identity(file)])
     load = functools.partial(_wrapped, file)
     if (kept := readings.find(name, lambda reading: _thaw(reading, file, load))) is not None:
         return kept

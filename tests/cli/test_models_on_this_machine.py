@@ -207,3 +207,48 @@ def test_pull_downloads_what_the_name_means(
 def test_sizes_and_ages_are_read_at_a_glance() -> None:
     assert [byte_size(each) for each in (9, 2_000, 241 * 2**20, 5 * 2**30)] == ["9 B", "2 KiB", "241 MiB", "5.0 GiB"]
     assert [age(each) for each in (5, 61, 7200, 90_000)] == ["just now", "1 minute ago", "2 hours ago", "1 day ago"]
+
+
+def test_the_home_of_an_unknown_user_is_absent(cache: Path) -> None:
+    with pytest.raises(ValueError, match="there is no folder '~no-such-user'"):
+        local_models(["~no-such-user"], str(cache))
+    with pytest.raises(FileNotFoundError, match="'~no-such-user/x'"):
+        plan_removal("~no-such-user/x", ["~no-such-user"], str(cache))
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/b:Q8_0"])
+def test_rm_fails_where_a_file_cannot_be_deleted(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision(cache, "a/b", GGUF)
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert cli.main(["rm", "-y", name, "--download-dir", str(cache)]) == 1
+    captured = capsys.readouterr()
+    assert "removed" not in captured.out and "Traceback" not in captured.err
+    assert f"error: cannot delete {cache}/models--a--b" in captured.err and "(Permission denied)" in captured.err
+
+
+def test_rm_takes_a_quantization_by_its_whole_name(cache: Path) -> None:
+    files = {"m-UD-Q4_K_M.gguf": b"1", "m-Q8_0.gguf": b"22", "n-Q8_0.gguf": b"333", "m-Q6_K-v2.gguf": b"4444"}
+    revision(cache, "a/b", files)
+    for tag in ("Q4_K_M", "Q6_K"):
+        with pytest.raises(FileNotFoundError, match=f"has no GGUF model of '{tag}'; it holds "):
+            plan_removal(f"a/b:{tag}", [], str(cache))
+    with pytest.raises(ValueError, match=r"2 models of 'a/b' are Q8_0: name one \(a/b/m-Q8_0.gguf, a/b/n-Q8_0.gguf\)"):
+        plan_removal("a/b:Q8_0", [], str(cache))
+    assert remove("a/b/n-Q8_0.gguf", cache) == 3
+    assert remove("a/b:ud-q4_k_m", cache) == 1
+    assert names(cache) == {"a/b:Q8_0": (2, "Q8_0"), "a/b/m-Q6_K-v2.gguf": (4, "GGUF")}
+
+
+@pytest.mark.parametrize("name", ["a/b:Q8_0", "a/b/m-Q8_0-00001-of-00003.gguf"])
+def test_rm_removes_an_interrupted_download(name: str, cache: Path) -> None:
+    parts = {f"m-Q8_0-0000{number}-of-00003.gguf": b"1" * number for number in (1, 2)}
+    revision(cache, "a/b", {"m-Q4_K_M.gguf": b"4", **parts})
+    assert remove(name, cache) == 3
+    assert names(cache) == {"a/b:Q4_K_M": (1, "Q4_K_M")}

@@ -101,8 +101,47 @@ def test_a_model_that_was_taken_for_one_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    assert cli.main(["generate", "yes/no"]) == 1
-    assert "no prompt ('yes/no' is the model; `-- yes/no` makes it the prompt)" in capsys.readouterr().err
+    assert cli.main(["generate", "bundled"]) == 1
+    assert "no prompt ('bundled' is the model; `-- bundled` makes it the prompt)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["and/or", "TCP/IP", "12:30"])
+def test_a_lone_word_at_a_terminal_is_the_text(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    for command, place in ((generate, "PROMPT"), (embed, "TEXT")):
+        arguments = parsed(command, word)
+        assert engine.take_model(arguments, getattr(arguments, place)) == [word]
+        assert engine.take_model(arguments, [word, "of x"]) == ["of x"]  # as "Qwen/Qwen3-0.6B"
+        assert engine.take_model(arguments, [word], has_text=True) == []
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False))
+    assert engine.take_model(arguments, [word]) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "message"),
+    [
+        (["--model", "a/b", "Why?"], None, ["Why?"]),
+        (["--", "hi"], None, ["hi"]),
+        (["Why is", "the sky blue?"], None, ["Why is", "the sky blue?"]),
+        (["gpt2"], "gpt2", []),
+        (["Why?"], None, ["Why?"]),
+        (["./absent", "hi"], "./absent", ["hi"]),
+        (["gpt2", "--", "c/d"], "gpt2", ["c/d"]),
+        (["a/b", "hi"], "a/b", ["hi"]),
+    ],
+)
+def test_run_takes_its_model_as_generate_does(words: list[str], model: str | None, message: list[str]) -> None:
+    arguments = parsed(run, *words)
+    assert engine.take_first_as_model(arguments, arguments.PROMPT) == message
+    assert arguments.MODEL == model
+
+
+def test_the_error_of_an_unknown_model_names_dashes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert cli.main(["generate", "not/there", "is text"]) == 1
+    assert "if 'not/there' is text, put it after --" in capsys.readouterr().err
 
 
 def test_rerank_takes_a_model_before_query_and_file() -> None:

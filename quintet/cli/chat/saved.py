@@ -1,6 +1,7 @@
 """Files of conversations: {"messages": [...]}, messages as in OpenAI's API."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 def read_messages(path: str) -> list[dict[str, Any]]:
     """Returns the messages of a saved conversation. ValueError says why a file holds none."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     try:
         if file.stat().st_size > MAX_FILE:
             raise ValueError(f"has more than {MAX_FILE} bytes")
@@ -26,17 +27,28 @@ def read_messages(path: str) -> list[dict[str, Any]]:
 def _is_message(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("role") not in _ROLES:
         return False
-    return isinstance(value.get("content"), str) or bool(value.get("tool_calls"))
+    return isinstance(value.get("content"), str) or (value["role"] == "assistant" and bool(value.get("tool_calls")))
 
 
 def write_messages(path: str, messages: list[dict[str, Any]]) -> None:
-    """Writes a conversation. ValueError if the path is of another file than a saved conversation."""
-    file = Path(path).expanduser()
+    """Writes a conversation atomically. ValueError if the path is of another file than a saved conversation."""
+    file = Path(os.path.realpath(os.path.expanduser(path)))
     try:
         if file.exists():
             read_messages(path)
-        file.write_text(json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot save to {path!r}: {error.strerror or error}; give the path of a new file") from None
     except ValueError:
         raise ValueError(f"{path!r} is there and is no saved conversation; give another name") from None
+    try:
+        content = (json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n").encode()
+        part = file.with_name(f"{file.name}.part")
+        try:
+            part.write_bytes(content)
+            os.replace(part, file)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot save to {path!r}: {error.strerror or error}; give the path of a new file") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"cannot save to {path!r}: a message has no form in UTF-8 ({error}); /clear starts afresh"
+        ) from None

@@ -81,7 +81,7 @@ def open_model(arguments: argparse.Namespace) -> "LLM":
     kwargs = engine.engine_settings(arguments)
     kwargs.setdefault("model", BUNDLED_EMBED)
     kwargs.setdefault("runner", "pooling")
-    return engine.load(kwargs, arguments.quiet)
+    return engine.load(kwargs, arguments.quiet, getattr(arguments, "not_found_hint", ""))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from quintet.clients.token_speed import TokenSpeed as TokenSpeed
 from quintet.common.terminal import print_stderr as print_stderr
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
-from quintet.hub.model_names import is_model_name
+from quintet.hub.model_names import HUB_ID, is_local, is_model_name, is_only_model_name
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,16 +36,35 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("MODEL", nargs="?", help="folder, hub id or GGUF file, instead of --model")
 
 
-def take_model(arguments: argparse.Namespace, words: list[str]) -> list[str]:
+def take_model(arguments: argparse.Namespace, words: list[str], has_text: bool = False) -> list[str]:
     """Sets arguments.MODEL to the first word, if that names a model; returns the other words.
 
-    With --model all words are texts, and so are those after "--".
+    With --model all words are texts, and so are those after "--". A word such as "and/or" is the text if no other text
+    follows, is piped in, or is there by another flag (`has_text`).
     """
     arguments.MODEL = None
     given = "model" in flags.given_settings(arguments, EngineConfig)
     if given or len(words) == len(arguments.after_dashes) or not is_model_name(words[0]):
         return words
+    if len(words) == 1 and not has_text and sys.stdin.isatty() and not is_only_model_name(words[0]):
+        return words
+    return _take_first(arguments, words)
+
+
+def take_first_as_model(arguments: argparse.Namespace, words: list[str]) -> list[str]:
+    """Sets arguments.MODEL as take_model() does, also to names such as gpt2, and to paths that are absent."""
+    rest = take_model(arguments, words, has_text=True)
+    given = "model" in flags.given_settings(arguments, EngineConfig)
+    if given or arguments.MODEL or len(words) == len(arguments.after_dashes):
+        return rest
+    can_be_model = HUB_ID.fullmatch(words[0]) or (is_local(words[0]) and " " not in words[0])
+    return _take_first(arguments, words) if can_be_model else rest
+
+
+def _take_first(arguments: argparse.Namespace, words: list[str]) -> list[str]:
     arguments.MODEL = words[0]
+    if not is_only_model_name(words[0]):
+        arguments.not_found_hint = f"; if {words[0]!r} is text, put it after --"
     return words[1:]
 
 
@@ -66,18 +85,21 @@ def config(kwargs: dict[str, Any]) -> EngineConfig:
 
 def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     """Loads the model. Wrong settings are refused before anything slow is imported."""
-    return load(engine_settings(arguments), quiet)
+    return load(engine_settings(arguments), quiet, getattr(arguments, "not_found_hint", ""))
 
 
-def load(kwargs: dict[str, Any], quiet: bool) -> "LLM":
-    """Checks the settings, prints which model is loaded, and loads it."""
+def load(kwargs: dict[str, Any], quiet: bool, not_found_hint: str = "") -> "LLM":
+    """Checks the settings, prints which model is loaded, and loads it. The hint ends the error of an unknown model."""
     checked = config(kwargs)
     if not quiet:
         print_stderr(loading_message(checked.model))  # before the imports, which take a second
 
     from quintet import LLM
 
-    return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
+    try:
+        return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
+    except (FileNotFoundError, ConnectionError) as error:
+        raise type(error)(f"{error}{not_found_hint}") from error
 
 
 def loading_message(model: str) -> str:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the vectors in the order of the texts."""
     params = PoolingParams(**{"truncate_prompt_tokens": _WHOLE, **flags.given_settings(arguments, PoolingParams)})
-    arguments.TEXT = engine.take_model(arguments, arguments.TEXT)
+    arguments.TEXT = engine.take_model(arguments, arguments.TEXT, arguments.input is not None)
     lines = _lines(arguments)
     _texts.need_file(arguments.input)
     llm = _texts.open_model(arguments)

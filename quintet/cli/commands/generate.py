@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
-    arguments.PROMPT = engine.take_model(arguments, arguments.PROMPT)
+    arguments.PROMPT = engine.take_model(arguments, arguments.PROMPT, arguments.prompts_file is not None)
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded

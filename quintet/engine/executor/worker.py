@@ -1,7 +1,6 @@
 """One rank: a device, its share of the model, the cache, and the step that runs them."""
 
 import logging
-import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.quantization import QuantizationPlan
 from quintet.model_loader.loader import ParameterLoad, declared_weights, distinct_parameters, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
-from quintet.model_loader.weights_cache import CacheEntry
+from quintet.model_loader.weights_cache import CacheEntry, StoreThread
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
@@ -140,7 +139,7 @@ class Worker:
             layers=replacements(self.platform.layers),
         )
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
-        self._storing: threading.Thread | None = None  # puts the weights into an automatic cache
+        self._storing: StoreThread | None = None  # puts the weights into an automatic cache
         self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
         self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.transformers_backend)(
             hf_config, build
@@ -232,14 +231,14 @@ class Worker:
 
     def _read(self, progress: bool) -> None:
         """The weights, from the checkpoint as it is now."""
-        self._finish_store()
+        self.finish_store()
         self._storing = load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
         self._empty = False
 
-    def _finish_store(self) -> None:
-        """Waits until the weights are in the cache: they are about to change."""
+    def finish_store(self) -> None:
+        """Waits until the weights are in the cache: they are about to change, or to go."""
         if self._storing is not None:
-            self._storing.join()
+            self._storing.close()
             self._storing = None
 
     def _begin(self, progress: bool) -> None:
@@ -264,7 +263,7 @@ class Worker:
 
     def sleep(self, level: int) -> int:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
-        self._finish_store()
+        self.finish_store()
         freed = self.device.sleep(level)  # refuses before anything is let go
         freed += sum(_storage_bytes(self._state).values())
         self._step, self._whole, self._state = _asleep_step, _asleep_step, ()  # a recorded step holds addresses
@@ -286,7 +285,7 @@ class Worker:
         """
         reading, step = ParameterLoad(self.model, folder), self._whole
         self._step = _failed_reload_step
-        self._finish_store()
+        self.finish_store()
         reading.overwrite(self.platform)
         self._step, self._folder = step, folder
 

@@ -52,6 +52,8 @@ class WorkerGroup:
         return self.map_workers(lambda worker: worker.run(host, carried))[0]
 
     def close(self) -> None:
+        for worker in self.workers:
+            worker.finish_store()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self.remote_ranks is not None:

@@ -5,6 +5,7 @@ import math
 import os
 import platform as host
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from quintet.common.file_digests import sources_digest
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.interface.platform import (
     Capabilities,
@@ -75,6 +77,8 @@ GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 MAX_KV_BYTES = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
+PACKAGE = Path(__file__).parents[2]
+PACKING = ("platforms/cpu", "layers/quantization", "model_loader", "gguf", "ops/quantize.py")  # code that packs weights
 Packing = Callable[[], Mapping[str, Tensor]]
 # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
 WORTH_THREADS = 30_000_000
@@ -306,11 +310,11 @@ class CPU(Platform):
 @functools.cache
 def _layout_key() -> str:
     """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
-    extension = load_extension()
+    extension, sources = load_extension(), sources_digest(PACKAGE / each for each in PACKING)
     if extension is None:
-        return "torch"
-    state = os.stat(extension.__file__)
-    return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
+        return f"torch {sources}"
+    state, isa = os.stat(extension.__file__), read_environment().cpu_isa or extension.isa()
+    return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {isa} {sources}"
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:

@@ -1,5 +1,6 @@
 """Placed weights that are kept for the next start: the same model, sooner; and what is not used."""
 
+import fcntl
 import os
 import shutil
 import threading
@@ -7,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
 from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.hub.model_removal import plan_removal
 from quintet.model_loader import weights_cache
 from quintet.model_loader.loader import ParameterLoad
-from quintet.platforms.cpu.platform import CPU
+from quintet.platforms.cpu.platform import CPU, _layout_key
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
 
 GGUF = Path(__file__).parents[2] / "data/quantized/gguf/llama.gguf"
@@ -77,7 +80,7 @@ def test_a_tied_table_is_kept_once(tmp_path: Path) -> None:
     assert sizes[0] + 512 * 64 * 2 <= sizes[1]
 
 
-@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "rope", "length"])
+@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "sources", "rope", "length"])
 def test_what_was_kept_for_another_start_is_not_used(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,11 +100,15 @@ def test_what_was_kept_for_another_start_is_not_used(
         os.utime(folder / "model.safetensors", ns=(1, 1))
     elif change == "extension":
         monkeypatch.setattr("quintet.platforms.cpu.platform._layout_key", lambda: "of tomorrow")
+    elif change == "sources":
+        monkeypatch.setattr("quintet.platforms.cpu.platform.PACKING", ["gguf"])
+        _layout_key.cache_clear()
     tokens(folder, tmp_path / "kept", **settings)
+    _layout_key.cache_clear()
     assert PLACED and len(list((tmp_path / "kept").iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape", "name"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "header", "long", "shape", "name", "norm"])
 def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
     tiny = model()
     want = tokens(tiny.folder, tmp_path / "kept")
@@ -116,10 +123,11 @@ def test_a_damaged_file_is_made_anew(damage: str, tmp_path: Path) -> None:
             "header": whole[:8] + b"[" * length + whole[8 + length :],
             "long": (2**63 - 1).to_bytes(8, "little") + whole[8:],
             "name": whole[:8] + header.replace(b"model.layers.0", b"model.layers.7", 1) + whole[8 + length :],
+            "norm": whole[:8] + header.replace(b"[64]", b"[32]", 1) + whole[8 + length :],
             "shape": whole[:8] + header.replace(b"[101, 64]", b"[999, 64]", 1) + whole[8 + length :],
         }[damage]
     )
-    if damage in ("shape", "name"):
+    if damage in ("shape", "name", "norm"):
         assert file.read_bytes() != whole
     PLACED.clear()
     assert tokens(tiny.folder, tmp_path / "kept") == want
@@ -167,14 +175,23 @@ def test_packed_weights_of_a_gguf_file_are_kept_by_default(gguf: Path) -> None:
     assert not PLACED and len(kept_files()) == 1
 
 
-@pytest.mark.parametrize("settings", [{"weights_cache": "none"}, {"weights_cache": None}, {"small": True}, {"disk": 1}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weights_cache": "none"},
+        {"weights_cache": None},
+        {"small": True},
+        {"disk": 1},
+        {"kv_cache_dtype": "fp8", "calculate_kv_scales": True},
+    ],
+)
 def test_none_are_kept(settings: dict[str, Any], gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the setting says so, of a small file, and where they would take too much of the disk."""
+    """Where the setting says so, of a small file, where they would take too much of the disk, and where they change."""
     if settings.pop("small", False):
         monkeypatch.setattr(weights_cache, "MIN_AUTO_BYTES", gguf.stat().st_size + 1)
     if settings.pop("disk", False):
         monkeypatch.setattr(weights_cache, "AUTO_SHARE", 0.0)
-    tokens(gguf, settings.pop("weights_cache", "auto"))
+    tokens(gguf, settings.pop("weights_cache", "auto"), **settings)
     assert PLACED and not kept_files()
 
 
@@ -187,15 +204,34 @@ def test_a_changed_file_is_packed_anew(gguf: Path) -> None:
     assert PLACED and len(kept_files()) == 2 and before.exists()
 
 
-def test_weights_that_were_not_used_for_longest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_cache, "MAX_AUTO_BYTES", 25)
+def test_weights_that_were_not_used_for_longest_go_first(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "used", "old", "unfinished-old", "unfinished-new")):
         file = tmp_path / f"{name}.weights"
         file.write_bytes(bytes(10))
-        if name != "unfinished-new":
-            os.utime(file, (1000 - age, 1000 - age))
-    weights_cache.prune(tmp_path)
-    assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "unfinished-new", "used"]
+        os.utime(file, (1000 - age, 1000 - age))
+    with (tmp_path / "unfinished-new.weights").open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        weights_cache.prune(tmp_path, 25)
+        assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "unfinished-new", "used"]
+    weights_cache.prune(tmp_path, 25)  # its writer has ended
+    assert sorted(each.stem for each in tmp_path.iterdir()) == ["new", "used"]
+
+
+def test_unfinished_files_are_removed_before_the_disk_is_measured(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens(gguf, "auto")
+    (kept,) = kept_files()
+    unfinished = kept.with_name("unfinished-x.weights")
+    kept.rename(unfinished)
+    usage = shutil.disk_usage(tmp_path)
+
+    def full(_: Path) -> Any:
+        return usage._replace(free=0) if unfinished.exists() else usage
+
+    monkeypatch.setattr(weights_cache.shutil, "disk_usage", full)  # type: ignore[attr-defined]
+    tokens(gguf, "auto")
+    assert kept_files() == [kept]
 
 
 def test_weights_are_stored_before_they_are_overwritten(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,3 +257,36 @@ def test_weights_are_stored_before_they_are_overwritten(gguf: Path, monkeypatch:
         release.set()
         reload.join()
     assert order == ["stored", "overwritten"]
+
+
+def test_ctrl_c_at_the_end_of_a_command_skips_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, disk_usage = list[str](), shutil.disk_usage
+
+    def interrupt(text: str) -> None:
+        shown.append(text)
+        raise KeyboardInterrupt
+
+    def wait_for_interrupt(folder: Path) -> Any:
+        threading.current_thread()._cancelled.wait()  # type: ignore[attr-defined]
+        return disk_usage(folder)
+
+    monkeypatch.setattr(weights_cache, "UNNOTICED", 0.0)
+    monkeypatch.setattr(weights_cache, "print_stderr", interrupt)
+    monkeypatch.setattr(weights_cache.shutil, "disk_usage", wait_for_interrupt)  # type: ignore[attr-defined]
+    thread = weights_cache.WeightsCache(tmp_path / "kept" / "x.weights", auto=True).store(torch.nn.Linear(4, 4))
+    assert thread is not None
+    thread.close()
+    assert shown == ["keeping packed weights for the next start; Ctrl-C skips it"]
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_packed_weights_are_removed_with_their_checkpoint(gguf: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copy(gguf, tmp_path / "other.gguf"))
+    for file in (gguf, other):
+        tokens(file, "auto")
+        assert kept_files()
+    assert len(kept_files()) == 2
+    plan_removal(str(gguf), [str(tmp_path)], str(tmp_path / "hub")).run()
+    (kept,) = kept_files()
+    tokens(other, "auto")
+    assert kept_files() == [kept] and not gguf.exists()
