@@ -120,7 +120,7 @@ def promises(section: str) -> list[tuple[Check, Trial]]:
         return [
             (each, trial)
             for each in kit.checks([section])
-            for trial in kit._quick_trials(kit.list_trials(each, subject))
+            for trial in kit.TrialSelection(quick=True).of(kit.list_trials(each, subject))
         ]
     (equal,) = (each for each in kit.checks([section]) if each.clause == "oracle.equal")
     wanted = ("llama batched", "lfm2 preempted", "qwen3_next chunked", "gpt_oss cached")

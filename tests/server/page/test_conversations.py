@@ -120,7 +120,7 @@ def test_a_new_title_stays_and_is_text(page: Page, server: FakeServer) -> None:
     expect(titles(page)).to_have_text([title])
     page.reload()
     expect(titles(page)).to_have_text([title])
-    assert page.locator("#history img").count() == 0 and page.title() == "quintet"
+    assert page.locator("#history img").count() == 0 and page.title() == "tiny-chat · quintet"
     act(page, title, "Rename")
     page.get_by_label(f"New title for {title}").press("Escape")
     expect(page.get_by_role("button", name=f"Actions for {title}")).to_be_focused()

@@ -27,7 +27,7 @@ def test_a_path_is_shown_as_a_name_and_sent_whole(page: Page, server: FakeServer
     message = finished(say(page, "Hi"))
     expect(message.locator("h3")).to_have_text("gemma-3-270m-Q4_K_M.gguf")
     assert server.requests[0]["model"] == PATH
-    assert page.title() == "quintet"
+    assert page.title() == "gemma-3-270m-Q4_K_M.gguf · quintet"
 
 
 def test_equal_names_keep_their_paths(page: Page, server: FakeServer) -> None:

@@ -127,7 +127,7 @@ def test_a_hostile_file_brings_text_alone(page: Page, server: FakeServer) -> Non
     expect(import_file(page, text)).to_have_text("Imported 1 conversation.")
     page.get_by_role("button", name=hostile, exact=True).click()
     expect(body(page.locator(".message.assistant"))).to_have_text(hostile)
-    assert page.locator(":is(#history, #messages) img").count() == 0 and page.title() == "quintet"
+    assert page.locator(":is(#history, #messages) img").count() == 0 and page.title() == "tiny-chat · quintet"
     assert page.evaluate("({}).polluted") is None
     stored = page.evaluate("JSON.stringify(localStorage)")
     assert "polluted" not in stored and "extra" not in stored and "../x" not in stored
