@@ -158,12 +158,11 @@ class ModelsCore(RouterCore):
 
     async def metrics(self) -> bytes:
         models = self.manager.models
-        texts = await asyncio.gather(
-            *(each.engine.metrics() for each in models if each.engine is not None and each.backend is not None)
-        )
-        queue = self.queue
+        engines = {each.name: each.engine for each in models if each.engine is not None and each.backend is not None}
+        texts = await asyncio.gather(*(each.metrics() for each in engines.values()))
+        by_model = dict(zip(engines, texts, strict=True))
         return metrics.scrape(metrics.ModelsSnapshot(
-            models, self.manager.ledger, self.totals, queue.in_flight, texts
+            models, self.manager.ledger, self.totals, self.queue.in_flight, by_model
         ))  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- administration

@@ -29,6 +29,7 @@ _LOG_TAIL = 40  # lines that are kept to explain a failure
 _LINE = 8 * 2**10  # characters of a line of the log
 _MAX_BODY = 16 * 2**20  # bytes of an answer to one of our own requests
 _SECONDS = 10.0  # for an answer to one of our own requests
+_METRICS_SECONDS = 2.0  # for its metrics: a scrape waits for the slowest engine
 _SLEEP_SECONDS = 120.0  # weights are copied to the host, and back
 _USER_ERROR = re.compile(r"^quintet serve: error: (.+)$")
 _UNREACHED = (ConnectFailed, ConnectionLost, HttpProtocolError, HttpTimeout)
@@ -98,10 +99,11 @@ class EngineChild:
         engine, server = plain_fields(spec.engine), plain_fields(spec.server)
         if kv_cache_bytes is not None:
             engine["kv_cache_memory_bytes"] = kv_cache_bytes
-        server.update(uds=path, api_key=(key,), admin_api_key=None, enable_sleep_mode=True,
+        admin = new_key()  # of this object alone: requests that are passed on have the other key
+        server.update(uds=path, api_key=(key,), admin_api_key=admin, enable_sleep_mode=True,
                       enable_server_load_tracking=True, access_log=False, playground=False)  # fmt: skip
         self.name, self.address = spec.name, ServerAddress("engine", 80, uds=path)
-        self._headers: list[Header] = [(b"authorization", b"Bearer " + key.encode()), (b"accept-encoding", b"identity")]
+        self._headers, self._admin_headers = _headers(key), _headers(admin)
         self._client = HttpClient(self.address, times=Timeouts(_SECONDS, _SECONDS, _SECONDS))
         self._json_log = spec.server.log_format == "json"
         self._drain = spec.server.drain_timeout
@@ -188,7 +190,7 @@ class EngineChild:
 
     async def sleep(self) -> bool:
         try:
-            status, body = await self._ask(b"POST", "/sleep?level=1", _SLEEP_SECONDS)
+            status, body = await self._ask(b"POST", "/sleep?level=1", _SLEEP_SECONDS, self._admin_headers)
         except _UNREACHED as error:
             logger.warning("%s does not sleep: %s", self.name, error)
             return False
@@ -198,7 +200,7 @@ class EngineChild:
 
     async def wake(self) -> None:
         try:
-            status, body = await self._ask(b"POST", "/wake_up", _SLEEP_SECONDS)
+            status, body = await self._ask(b"POST", "/wake_up", _SLEEP_SECONDS, self._admin_headers)
         except _UNREACHED as error:
             raise EngineFailed(f"it does not wake: {error}") from None
         if status != 200:
@@ -206,7 +208,7 @@ class EngineChild:
 
     async def metrics(self) -> str:
         try:
-            status, body = await self._ask(b"GET", "/metrics")
+            status, body = await self._ask(b"GET", "/metrics", _METRICS_SECONDS)
         except _UNREACHED:
             return ""
         return body.decode(errors="replace") if status == 200 else ""
@@ -227,14 +229,21 @@ class EngineChild:
         self._client.close()
         self._child.close(seconds)
 
-    async def _ask(self, method: bytes, path: str, seconds: float = _SECONDS) -> tuple[int, bytes]:
-        message = self._client.message(method, path.encode(), self._headers)
-        exchange = await self._client.send(message, fresh=True, times=Timeouts(_SECONDS, seconds, seconds))
+    async def _ask(
+        self, method: bytes, path: str, seconds: float = _SECONDS, headers: list[Header] | None = None
+    ) -> tuple[int, bytes]:
+        message = self._client.message(method, path.encode(), headers or self._headers)
+        times = Timeouts(min(_SECONDS, seconds), seconds, seconds)
+        exchange = await self._client.send(message, fresh=True, times=times)
         try:
             head = await exchange.head()
             return head.status, await exchange.body(_MAX_BODY)
         finally:
             exchange.close()
+
+
+def _headers(key: str) -> list[Header]:
+    return [(b"authorization", b"Bearer " + key.encode()), (b"accept-encoding", b"identity")]
 
 
 def new_key() -> str:

@@ -1,33 +1,53 @@
 """Process that plans the memory of models as their engines would, and writes an estimate a line to standard output."""
 
+import dataclasses
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 
 import msgspec
 
 from quintet.common.processes import follow_parent, read_orders
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, read_environment
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.startup import EnginePlan, prepare
+from quintet.hub.resolve import resolve_model
+from quintet.model_loader.external_loaders import STORE_SCHEMES
 from quintet.router.models.estimates import EstimateOrders, MemoryEstimate
 
 _ALL = 1 << 50  # bytes: a plan with so much for the KV cache asks for as much as is useful, whatever is free now
 
 
 def main() -> int:
-    """Plans each model in turn."""
+    """Plans each model in turn, and writes its index with its estimate."""
     orders = read_orders(EstimateOrders)
     follow_parent()
     logging.disable(logging.WARNING)  # the engine itself logs them
-    for fields in orders.engines:
-        sys.stdout.buffer.write(msgspec.json.encode(_estimate(fields)) + b"\n")
+    configs = [EngineConfig(**fields) for fields in orders.engines]
+    for index in local_first(configs):
+        sys.stdout.buffer.write(msgspec.json.encode((index, _estimate(configs[index]))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 
 
-def _estimate(fields: dict[str, object]) -> MemoryEstimate:
-    config = EngineConfig(**fields)  # type: ignore[arg-type]
+def local_first(configs: Sequence[EngineConfig]) -> list[int]:
+    """Returns the indices of the models, those last whose files have to be downloaded: planning waits for them."""
+    return sorted(range(len(configs)), key=lambda index: not _is_local(configs[index]))
+
+
+def _is_local(config: EngineConfig) -> bool:
+    if config.model.startswith(STORE_SCHEMES):
+        return False
+    environment = dataclasses.replace(read_environment(), hf_hub_offline=True)
+    try:
+        resolve_model(environment.apply(config), environment)
+    except Exception:  # its own plan reports what is wrong
+        return False
+    return True
+
+
+def _estimate(config: EngineConfig) -> MemoryEstimate:
     if config.kv_cache_memory_bytes is None and config.num_pages is None:
         config = config.replace(kv_cache_memory_bytes=_ALL)
     try:
@@ -55,7 +75,6 @@ def _of_plan(prepared: EnginePlan, plan: MemoryPlan, auto: bool) -> MemoryEstima
         kv_cache=plan.kv_bytes * ranks, kv_cache_least=least * ranks, sleeps=facts.sleep,
         max_model_len=plan.max_model_len,
         in_host_memory=in_host_memory, free=memory.free, total=memory.total,
-        utilization=prepared.config.gpu_memory_utilization,
     )  # fmt: skip
 
 

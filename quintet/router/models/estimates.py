@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ GIB = 2**30
 MODULE = "quintet.router.models.estimate_process"
 # bytes of an engine's two processes besides weights, workspace and KV cache, where they are in the same memory
 PROCESS_BYTES = 384 * 2**20
+_MAX_LINE = 2**20  # bytes of an estimate
 _CACHE_REQUESTS = 4  # requests of max_model_len that a KV cache holds if no setting sizes it, up to
 _CACHE_SHARE = 8  # this part of the budget, but one request at least
 
@@ -42,7 +43,6 @@ class MemoryEstimate(msgspec.Struct):
     in_host_memory: bool = False  # the device's memory is the host's
     free: int = 0  # of the device
     total: int = 0
-    utilization: float = 0.9
 
     @property
     def fixed(self) -> int:
@@ -58,32 +58,29 @@ class EngineMemory(msgspec.Struct):
     sleeps: bool
 
 
-async def estimate_models(specs: Sequence[ModelSpec]) -> list[MemoryEstimate]:
-    """Returns the estimate of each. One process plans all, so that torch is imported once."""
+async def estimate_models(specs: Sequence[ModelSpec]) -> AsyncGenerator[tuple[int, MemoryEstimate], None]:
+    """Yields the index and the estimate of each model as soon as it is planned; models whose files have to be
+    downloaded come last. One process plans all, so that torch is imported once."""
     child = Child(MODULE, EstimateOrders([plain_fields(each.engine) for each in specs]), stdout=subprocess.PIPE)
-    loop = asyncio.get_running_loop()
+    loop, missing = asyncio.get_running_loop(), set(range(len(specs)))
     try:
-        text = await loop.run_in_executor(None, child.stdout.read)
+        while line := await loop.run_in_executor(None, child.stdout.readline, _MAX_LINE):
+            index, estimate = msgspec.json.decode(line, type=tuple[int, MemoryEstimate])
+            missing.remove(index)
+            yield index, estimate
     finally:
         child.close()
-    lines = text.splitlines()
-    estimates = [msgspec.json.decode(line, type=MemoryEstimate) for line in lines[: len(specs)]]
-    missing = MemoryEstimate(error=f"the process that plans its memory has ended: {child.exit}")
-    return estimates + [missing] * (len(specs) - len(estimates))
+    for index in sorted(missing):
+        yield index, MemoryEstimate(error=f"the process that plans its memory has ended: {child.exit}")
 
 
-def default_budget(estimates: Sequence[MemoryEstimate], wanted: int | float | str | None) -> int:
-    """Returns the bytes for all models. ValueError if no estimate shows a device, and no number is given."""
+def default_budget(estimate: MemoryEstimate, utilization: float, wanted: int | float | str | None) -> int:
+    """Returns the bytes for all models on the device of an estimate; `utilization`: the share that may be used."""
     if isinstance(wanted, int):
         return wanted
-    devices = [each for each in estimates if each.total]
-    if not devices:
-        reasons = "; ".join(sorted({each.error for each in estimates if each.error}))
-        raise ValueError(f"the device's memory is not known: {reasons}; correct the models, or give --memory-budget")
-    total = min(each.total for each in devices)
     if wanted is not None:
-        return int(total * float(wanted))
-    return min(*(each.free for each in devices), *(int(each.total * each.utilization) for each in devices))
+        return int(estimate.total * float(wanted))
+    return min(estimate.free, int(estimate.total * utilization))
 
 
 def engine_memory(spec: ModelSpec, estimate: MemoryEstimate, budget: int) -> EngineMemory:

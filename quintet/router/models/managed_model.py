@@ -13,6 +13,7 @@ from quintet.router.models.estimates import EngineMemory, MemoryEstimate
 from quintet.router.models.planner import ModelSlot, ModelState
 
 _MIN_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds after a load that failed, doubled each time
+_STABLE_SECONDS = 10.0  # an engine that ends sooner after it was ready counts as a failure
 UNLOAD_REASONS = ("idle", "memory", "admin", "exit")
 
 
@@ -38,14 +39,16 @@ class ManagedModel:
     keep_alive: float  # seconds; -1: never unloaded for being idle
     estimate: MemoryEstimate | None = None
     memory: EngineMemory | None = None
+    is_planning: bool = False  # its estimate is being made
     engine: Engine | None = None
     backend: RouterBackend | None = None  # while its engine takes requests
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # of the present engine
     waiters: deque["asyncio.Future[None]"] = field(default_factory=deque)
     waiting_since: float = 0.0  # of the oldest request that waits
     failure: str = ""  # why the latest load failed
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row: loads, and engines that ended soon after theirs
     retry_at: float = 0.0  # the loop's time
+    unloading: "asyncio.Task[None] | None" = None  # the latest unload, or attempt to
     idle_timer: asyncio.TimerHandle | None = None
     idle_at: float | None = None  # the loop's time at which it sleeps or ends
     counts: ModelCounts = field(default_factory=ModelCounts)
@@ -62,12 +65,26 @@ class ManagedModel:
 
     def record_failure(self, now: float, why: str) -> None:
         """Records a load that failed: the next one is tried after a while."""
-        self.failure, self.retry_at = why, now + min(_MAX_BACKOFF, _MIN_BACKOFF * 2 ** min(self.failures, 16))
+        self.failure, self.retry_at = why, now + self._backoff
         self.failures += 1
         self.counts.load_failures += 1
 
     def record_success(self) -> None:
-        self.failure, self.failures, self.retry_at = "", 0, 0.0
+        """Records a load. `failures` remain until its engine has lasted or was unloaded."""
+        self.failure, self.retry_at = "", 0.0
+
+    def record_end(self, reason: str, now: float) -> float:
+        """Records the end of its engine -> seconds until a pinned model is loaded again."""
+        if reason != "exit" or now - self.slot.loaded_at >= _STABLE_SECONDS:
+            self.failures = 0
+            return _MIN_BACKOFF
+        seconds = self._backoff
+        self.failures += 1
+        return seconds
+
+    @property
+    def _backoff(self) -> float:
+        return min(_MAX_BACKOFF, _MIN_BACKOFF * 2 ** min(self.failures, 16))
 
     def stop_timer(self) -> None:
         if self.idle_timer is not None:

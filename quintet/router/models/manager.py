@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
+
+import msgspec
 
 from quintet.clients.http_client import HttpClient
 from quintet.clients.http_connection import HttpTimeouts
@@ -18,9 +20,9 @@ from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-Estimator = Callable[[Sequence[ModelSpec]], Awaitable[list[MemoryEstimate]]]
+Estimator = Callable[[Sequence[ModelSpec]], AsyncGenerator[tuple[int, MemoryEstimate], None]]
 _RETRY = {"Retry-After": "5"}
-_RESTART_SECONDS = 1.0  # seconds before a pinned model whose engine has ended is loaded again
+_RETRY_SECONDS = 1.0  # seconds, at least, until a pinned model that was not loaded is tried again
 _BUSY_SECONDS = 1.0  # seconds between two looks at an engine that works on requests without a connection
 
 
@@ -45,14 +47,16 @@ class ModelManager:
         self._line: list[ManagedModel] = []  # models that wait for room, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._fair_timer: asyncio.TimerHandle | None = None
-        self._is_planned = self._is_planning = self._closed = False
+        self._closed = False
 
     # ------------------------------------------------------------------------------------------- start and end
 
     def start(self) -> None:
-        """Plans the memory of all models, then loads those that are pinned."""
-        self._is_planning = True
-        self._run(self._plan_first())
+        """Plans the memory of all models, and loads those that are pinned as soon as they are planned."""
+        self._begin_plan(self.models)
+        for model in self.models:
+            if model.spec.pinned:
+                self._run(self._load_pinned(model))
 
     def close(self, seconds: float = 5.0) -> None:
         """Ends all engines: those without requests by themselves, others at once."""
@@ -65,40 +69,47 @@ class ModelManager:
         for engine, state in engines:
             engine.close(0.0 if state is ModelState.LOADING else seconds)
 
-    async def _plan_first(self) -> None:
-        await self._plan(self.models)
-        for model in self.models:
-            if model.spec.pinned:
-                self._run(self._load_pinned(model))
+    async def _load_pinned(self, model: ManagedModel, seconds: float = 0.0) -> None:
+        """Loads a model after `seconds`; tries again by its back-off, unless the model is too large."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.acquire(model)
+            except ApiError as error:
+                logger.error("%s is pinned and was not loaded: %s", model.name, error.message)
+                if error.code == "model_too_large":
+                    return
+                seconds = max(_RETRY_SECONDS, model.retry_at - asyncio.get_running_loop().time())
+            else:
+                return self.release(model)
 
-    async def _load_pinned(self, model: ManagedModel) -> None:
-        try:
-            await self.acquire(model)
-        except ApiError as error:
-            logger.error("%s is pinned and was not loaded: %s", model.name, error.message)
-        else:
-            self.release(model)
+    def _begin_plan(self, models: Sequence[ManagedModel]) -> None:
+        for model in models:
+            model.is_planning = True
+        self._run(self._plan(models))
 
     async def _plan(self, models: Sequence[ManagedModel]) -> None:
-        """Estimates the memory of models that have no size yet."""
-        self._is_planning = True
+        """Estimates the memory of models that have no size yet. Each may be loaded once it has one."""
+        why = "its memory was not planned"
         try:
-            estimates = await self._estimate([each.spec for each in models])
-            if not self._is_planned:
-                self.ledger.budget = default_budget(estimates, self._config.memory_budget)
-                self._is_planned = True
-                logger.info("memory budget of all models: %.2f GiB", self.ledger.budget / 2**30)
-        except (ValueError, OSError) as error:
-            estimates = [MemoryEstimate(error=str(error))] * len(models)
-        finally:
-            self._is_planning = False
-        for model, estimate in zip(models, estimates, strict=True):
-            self._size(model, estimate)
+            async with contextlib.aclosing(self._estimate([each.spec for each in models])) as estimates:
+                async for index, estimate in estimates:
+                    self._size(models[index], estimate)
+                    self._advance()
+        except (ValueError, OSError, msgspec.MsgspecError) as error:
+            why = str(error)
+        for model in models:
+            if model.is_planning:
+                self._size(model, MemoryEstimate(error=why))
         self._advance()
 
     def _size(self, model: ManagedModel, estimate: MemoryEstimate) -> None:
-        model.estimate, why = estimate, estimate.error
+        model.is_planning, model.estimate, why = False, estimate, estimate.error
         if not why:
+            if not self.ledger.budget:  # later estimates see memory that engines have already
+                utilization = min(each.spec.engine.gpu_memory_utilization for each in self.models)
+                self.ledger.budget = default_budget(estimate, utilization, self._config.memory_budget)
+                logger.info("memory budget of all models: %.2f GiB", self.ledger.budget / 2**30)
             try:
                 model.memory = engine_memory(model.spec, estimate, self.ledger.budget)
                 model.slot.size = model.memory.size
@@ -172,6 +183,8 @@ class ModelManager:
         model.slot.last_used = asyncio.get_running_loop().time()
 
     def _why(self, model: ManagedModel) -> str:
+        if model.is_planning:
+            return "its memory is being planned, or its files are being downloaded"
         busy = [each.name for each in self.models if each.slot.in_flight]
         return f"{', '.join(busy)} had requests" if busy else "it loads"
 
@@ -187,8 +200,13 @@ class ModelManager:
     def _advance(self) -> None:
         """Gives waiting requests to engines that are loaded, and loads the models that are next."""
         self._grant_waiting()
-        while self._line and not self._closed and not self._is_planning and self._start_next(self._line[0]):
-            del self._line[0]
+        for model in () if self._closed else tuple(self._line):
+            if model.is_planning:
+                continue  # those behind it are loaded meanwhile
+            if not self._start_next(model):
+                break
+            if not model.is_planning:
+                self._line.remove(model)
             self._grant_waiting()
 
     def _grant_waiting(self) -> None:
@@ -201,16 +219,15 @@ class ModelManager:
                 waiter.set_result(None)
 
     def _start_next(self, model: ManagedModel) -> bool:
-        """Returns False if the model has to wait for room: so do all behind it."""
+        """Loads a model, or begins to plan it. Returns False if it has to wait for room: so do all behind it."""
         slot, loop = model.slot, asyncio.get_running_loop()
         if not any(not each.done() for each in model.waiters) or slot.state is ModelState.LOADING:
             return True
         if slot.state not in (ModelState.UNLOADED, ModelState.SLEEPING):
             return False
         if slot.size is None:
-            self._run(self._plan([model]))
-            self._is_planning = True
-            return False
+            self._begin_plan([model])
+            return True
         waited = loop.time() - model.waiting_since
         try:
             room = self.ledger.room_for(slot, waited)
@@ -306,7 +323,7 @@ class ModelManager:
     def _begin_unload(self, model: ManagedModel, reason: str) -> None:
         before, model.slot.state = model.slot.state, ModelState.UNLOADING
         model.stop_timer()
-        self._run(self._unload(model, before, reason))
+        model.unloading = self._run(self._unload(model, before, reason))
 
     async def _unload(self, model: ManagedModel, before: ModelState, reason: str) -> None:
         """Ends an engine, or lets one sleep that was idle."""
@@ -325,8 +342,9 @@ class ModelManager:
         await self._drop(model)
         model.counts.unloads[reason] += 1
         logger.info("%s is unloaded (%s)", model.name, reason)
+        seconds = model.record_end(reason, asyncio.get_running_loop().time())
         if model.spec.pinned and reason == "exit" and not self._closed:
-            asyncio.get_running_loop().call_later(_RESTART_SECONDS, lambda: self._run(self._load_pinned(model)))
+            self._run(self._load_pinned(model, seconds))
         return self._advance()
 
     def _keep_busy(self, model: ManagedModel) -> None:
@@ -352,23 +370,27 @@ class ModelManager:
             self._begin_unload(model, "idle")
 
     async def unload(self, model: ManagedModel) -> None:
-        """Unloads a model that has no requests, pinned or not. ApiError 409 if it has some."""
-        slot = model.slot
-        if slot.in_flight or slot.state is ModelState.LOADING:
-            what = f"has {slot.in_flight} requests" if slot.in_flight else "loads"
-            raise ApiError(409, f"the model {model.name!r} {what}; try again later", param="model", code="model_busy")
-        if slot.state in (ModelState.LOADED, ModelState.SLEEPING):
-            self._begin_unload(model, "admin")
-        if slot.state is ModelState.UNLOADING:
-            await model.gone.wait()
+        """Unloads a model, pinned or not. ApiError 409 if it has requests; a background response is one."""
+        slot, gone = model.slot, model.gone
+        while slot.state is not ModelState.UNLOADED:
+            if slot.in_flight or slot.state is ModelState.LOADING:
+                why = f"the model {model.name!r} {f'has {slot.in_flight} requests' if slot.in_flight else 'loads'}"
+                raise ApiError(409, f"{why}; try again later", param="model", code="model_busy")
+            if slot.state is not ModelState.UNLOADING:
+                self._begin_unload(model, "admin")
+            assert model.unloading is not None
+            await asyncio.shield(model.unloading)  # it may end with the engine busy, or asleep
+            if gone.is_set():
+                return
 
     def _model_of(self, slot: ModelSlot) -> ManagedModel:
         return next(each for each in self.models if each.slot is slot)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -1,6 +1,6 @@
 """Metrics of a server of several models: of each model, of the memory plan, and those of the engines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ class ModelsSnapshot:
     ledger: MemoryLedger
     totals: RouterCounts
     in_flight: int
-    engines: Sequence[str]  # metrics of the engines, in Prometheus' text format
+    engines: Mapping[str, str]  # by model: its engine's metrics, in Prometheus' text format
 
 
 def scrape(now: ModelsSnapshot) -> bytes:
@@ -117,13 +117,16 @@ class _ModelsCollector:
                                   value=self._now.totals.cancelled)  # fmt: skip
 
 
-def _merged(texts: Sequence[str]) -> Iterator["Family"]:
-    """Yields the engines' families, each once; their samples differ in the label model_name."""
+def _merged(engines: Mapping[str, str]) -> Iterator["Family"]:
+    """Yields the engines' families, each once; samples without the label model_name get it, so that they differ."""
     from prometheus_client.parser import text_string_to_metric_families
 
     families: dict[str, Family] = {}
-    for text in texts:
+    for model, text in engines.items():
         for family in text_string_to_metric_families(text):
+            family.samples = [
+                sample._replace(labels={"model_name": model, **sample.labels}) for sample in family.samples
+            ]
             if (known := families.get(family.name)) is None:
                 families[family.name] = family
             else:

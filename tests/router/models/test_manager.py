@@ -214,6 +214,114 @@ def test_stop_unloads_an_idle_model_and_refuses_a_busy_one() -> None:
     in_virtual_time(main())
 
 
+def test_stop_refuses_a_model_with_a_background_response() -> None:
+    async def main() -> None:
+        world = World()
+        world.make(THREE).start()
+        engine = await use(world, "a")
+        engine.busy = True
+        with pytest.raises(ApiError, match="has 1 requests") as busy:
+            await world.manager.unload(world.model("a"))
+        assert busy.value.status == 409 and engine in world.alive
+        engine.busy = False
+        await asyncio.sleep(2.0)
+        await world.manager.unload(world.model("a"))
+        assert not world.alive
+
+    in_virtual_time(main())
+
+
+def test_stop_ends_an_engine_that_is_being_put_to_sleep() -> None:
+    async def main() -> None:
+        world = World()
+        world.make([spec("a")], keep_alive=10).start()
+        await use(world, "a")
+        while world.model("a").slot.state is not ModelState.UNLOADING:
+            await asyncio.sleep(0.01)
+        await world.manager.unload(world.model("a"))
+        assert world.model("a").slot.state is ModelState.UNLOADED and not world.alive
+
+    in_virtual_time(main())
+
+
+def test_a_model_that_is_planned_loads_while_another_is_downloaded() -> None:
+    async def main() -> None:
+        world = World(plan_seconds=lambda name: 1000.0 if name == "c" else 0.0)
+        world.make(THREE, max_wait=100).start()
+        first = asyncio.ensure_future(use(world, "c"))
+        await asyncio.sleep(0)
+        assert [(await use(world, name)).name for name in "ab"] == ["a", "b"]
+        assert not first.done() and world.model("c").slot.size is None
+        with pytest.raises(ApiError, match="its memory is being planned, or its files are being downloaded"):
+            await first
+        await asyncio.sleep(1000.0)
+        assert (await use(world, "c")).name == "c" and world.estimates == 1
+
+    in_virtual_time(main())
+
+
+def test_a_plan_that_breaks_off_fails_the_models_that_it_left_out() -> None:
+    async def main() -> None:
+        world = World()
+
+        def break_off(name: str) -> float:
+            if name == "b" and world.estimates == 1:
+                raise OSError("no memory for the process")
+            return 0.0
+
+        world.plan_seconds = break_off
+        world.make(THREE).start()
+        answers = await asyncio.gather(use(world, "a"), use(world, "b"), return_exceptions=True)
+        assert isinstance(answers[0], FakeEngine)
+        assert "'b' could not be loaded: no memory for the process" in str(answers[1])
+        await asyncio.sleep(2.0)
+        assert (await use(world, "b")).name == "b" and world.estimates == 2
+
+    in_virtual_time(main())
+
+
+def test_a_pinned_model_whose_load_fails_is_tried_again() -> None:
+    async def main() -> None:
+        world = World()
+        world.failure = lambda name: "no such file" if len(world.starts) < 4 else ""
+        world.make([spec("a", pinned=True)]).start()
+        await asyncio.sleep(20.0)
+        assert world.starts == ["a"] * 4 and world.model("a").slot.state is ModelState.LOADED
+
+    in_virtual_time(main())
+
+
+def test_a_pinned_model_that_is_too_large_is_not_tried_again() -> None:
+    async def main() -> None:
+        world = World()
+        world.make([spec("a", memory=30, pinned=True)]).start()
+        await asyncio.sleep(1000.0)
+        assert world.starts == [] and world.estimates == 1 and not world.manager._tasks
+
+    in_virtual_time(main())
+
+
+def test_a_pinned_model_that_ends_soon_after_each_load_waits_longer_each_time() -> None:
+    async def main() -> None:
+        world = World()
+        world.make([spec("a", pinned=True)]).start()
+
+        async def restart(seconds: float) -> int:
+            """Ends the engine after so many seconds -> seconds until the next one is ready."""
+            await asyncio.sleep(seconds)
+            world.engine("a").kill()
+            killed = asyncio.get_running_loop().time()
+            while world.model("a").slot.state is not ModelState.LOADED or not world.alive:
+                await asyncio.sleep(0.1)
+            return round(asyncio.get_running_loop().time() - killed)
+
+        await asyncio.sleep(3.0)
+        assert [await restart(1.0) for _ in range(4)] == [2, 3, 5, 9], "a load takes one second"
+        assert await restart(60.0) == 2, "an engine that lasted starts anew"
+
+    in_virtual_time(main())
+
+
 def test_a_client_that_leaves_while_its_model_loads_frees_its_place() -> None:
     async def main() -> None:
         world = World()

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class World:
     address: Callable[[str], ServerAddress] = lambda name: ADDRESS
     manager: Any = None
     estimates: int = 0
+    plan_seconds: Callable[[str], float] = lambda name: 0.0  # of one model, after 0.5 s for all
 
     def held(self) -> int:
         return sum(each.held for each in self.alive)
@@ -77,10 +78,12 @@ class World:
         ledger = self.manager.ledger
         assert ledger.planned <= ledger.budget
 
-    async def estimate(self, specs: Sequence[ModelSpec]) -> list[MemoryEstimate]:
+    async def estimate(self, specs: Sequence[ModelSpec]) -> AsyncGenerator[tuple[int, MemoryEstimate], None]:
         self.estimates += 1
         await asyncio.sleep(0.5)
-        return [MemoryEstimate(free=100, total=100, sleeps=self.sleeps, in_host_memory=False) for _ in specs]
+        for index, model in enumerate(specs):
+            await asyncio.sleep(self.plan_seconds(model.name))
+            yield index, MemoryEstimate(free=100, total=100, sleeps=self.sleeps, in_host_memory=False)
 
     def start(self, spec: ModelSpec, cache: int | None, ended: Callable[[str], None]) -> "FakeEngine":
         self.starts.append(spec.name)
