@@ -38,7 +38,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[ServerTarget]:
     ValueError with the server's last words where it does not become ready.
     """
     with PrivateFolder() as folder:
-        server = ServerTarget(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
+        server = ServerTarget(uds=f"{folder}/socket", api_key=secrets.token_hex())
         command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_flag_words(arguments)]
         log = folder / "log"
         # A session of its own: Ctrl-C is for this command, which then ends the server.
