@@ -391,7 +391,7 @@ def test_an_engine_that_dies_asleep_takes_no_memory_for_its_end() -> None:
     in_virtual_time(main())
 
 
-async def _play(seed: int, requests: int) -> None:
+async def _play(seed: int, requests: int) -> list[str]:
     """Random requests, deaths, failures, idle times and clients that leave. The world checks memory at each start."""
     rng = random.Random(seed)
     world = random_world(rng, budget=rng.choice([20, 24, 30]))
@@ -423,20 +423,22 @@ async def _play(seed: int, requests: int) -> None:
     await asyncio.wait(tasks)
     started_none = sum(each.cancelled() for each in tasks)
     assert not [each.exception() for each in tasks if not each.cancelled() and each.exception()]
-    assert len(outcomes) + started_none >= requests, "no request is lost"
     assert all((each.slot.in_flight, each.slot.waiting) == (0, 0) for each in world.manager.models)
-    assert outcomes.count("answered") > requests // 2
     await asyncio.sleep(100.0)
     world.check()
+    return [*outcomes, *["left"] * started_none]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_request_is_lost_and_memory_stays_within_the_budget(seed: int) -> None:
-    in_virtual_time(_play(seed, 150))
+    outcomes = in_virtual_time(_play(seed, 150))
+    assert len(outcomes) >= 150, "no request is lost"
+    assert outcomes.count("answered") > 75
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 def test_no_request_is_lost_in_many_worlds() -> None:
     for seed in range(1000, 3000):
-        in_virtual_time(_play(seed, 300))
+        outcomes = in_virtual_time(_play(seed, 300))
+        assert len(outcomes) >= 300 and outcomes.count("answered") > 150, f"world {seed}"

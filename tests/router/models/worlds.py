@@ -39,11 +39,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
 
-def in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
-    """Runs it to its end."""
+def in_virtual_time(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs it to its end, and returns its result."""
     loop = VirtualLoop()
     try:
-        loop.run_until_complete(work)
+        return loop.run_until_complete(work)
     finally:
         loop.close()
 
