@@ -27,6 +27,9 @@ CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d:
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
+# A test run starts a thousand processes; without it each compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run .packages .extension demo test test-all test-changed test-sweep test-transformers lint format mutants
 .PHONY: wheel docs mutants-csrc bench gpu gpu-wheels clean

@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -27,6 +28,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-share", metavar="NUMBER/COUNT", help="of the tests marked sweep, only this share")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Takes modules and tests, which stay to the end, out of garbage collection: to look at all takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # -m counts the marks that are given here

@@ -11,7 +11,7 @@ from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from tests.server.http.pooling.test_embeddings import backend
 from tests.server.http.serving import HOST, client
-from tests.server.http.test_schema import CHECKS
+from tests.server.http.test_schema import CHECKS, answered, described, operations
 
 PATHS = ["/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank"]
 MODEL: dict[str, Any] = {
@@ -19,14 +19,19 @@ MODEL: dict[str, Any] = {
     "prompts": {"query": "q: "},
 }  # fmt: skip
 app = make_app(AppState(backend(**MODEL), ServerConfig(trust_request_chat_template=True)))
-whole = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"host": "127.0.0.1"})
-schema = whole.include(path=PATHS)
+schema = described(app).include(path=PATHS)
 
 
 @schema.parametrize()
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_api_does_what_it_says(case: schemathesis.Case) -> None:
     case.call_and_validate(base_url=HOST, checks=CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", operations(schema))
+def test_every_keyword_of_every_field(operation: str) -> None:
+    assert answered(described(app, coverage=True).include(name=operation)) == 1
 
 
 @pytest.mark.parametrize("path", PATHS)
