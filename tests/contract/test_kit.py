@@ -12,7 +12,7 @@ COMPUTING = [found.name for found in discover() if found.available and found.nam
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("section", "every"), sections(pytest.mark.slow, {"oracle": 16, "models": 3}))
+@pytest.mark.parametrize(("section", "every"), sections([pytest.mark.slow], {"oracle": 16, "models": 3}))
 @pytest.mark.parametrize("device", COMPUTING)
 def test_it_conforms(device: str, section: str, every: int) -> None:
     assert_conforms(device, section, every)

@@ -18,10 +18,14 @@ def subject(device: str) -> Subject:
     return Subject(device, config=EngineConfig(compilation_cache_dir=programs().name))
 
 
-def sections(mark: pytest.MarkDecorator, long: Mapping[str, int]) -> Sequence[Any]:
-    """(section, every which trial) for parametrize: of long ones, some with the mark, and all in the sweep."""
-    some = [pytest.param(each, long.get(each, 1), id=each, marks=mark) for each in kit.section_names()]
-    return [*some, *(pytest.param(each, 1, id=f"all of {each}", marks=pytest.mark.sweep) for each in long)]
+def sections(
+    marks: Sequence[pytest.MarkDecorator],
+    long: Mapping[str, int],
+    whole: Sequence[pytest.MarkDecorator] = (pytest.mark.sweep,),
+) -> Sequence[Any]:
+    """(section, every which trial) for parametrize: of long ones, some with the marks, and all with those of `whole`."""
+    some = [pytest.param(each, long.get(each, 1), id=each, marks=marks) for each in kit.section_names()]
+    return [*some, *(pytest.param(each, 1, id=f"all_of_{each}", marks=whole) for each in long)]
 
 
 def assert_conforms(device: str, section: str, every: int = 1) -> None:

@@ -101,10 +101,10 @@ def test_registering_takes_no_name_from_another_platform() -> None:
     ("family", "own"),
     [
         ("llama", ("gated",)),
-        ("mixtral", ("route", "experts")),
-        ("qwen2_moe", ("route", "route_grouped", "experts")),
+        pytest.param("mixtral", ("route", "experts"), marks=pytest.mark.sweep),
+        pytest.param("qwen2_moe", ("route", "route_grouped", "experts"), marks=pytest.mark.sweep),
         ("qwen3_moe", ("norm_rotary", "route", "experts")),
-        ("lfm2", ("norm_rotary", "short_conv")),
+        pytest.param("lfm2", ("norm_rotary", "short_conv"), marks=pytest.mark.sweep),
         ("mamba", ("short_conv", "selective_scan")),
         ("granitemoehybrid", ("gated", "short_conv", "state_space")),
         ("qwen3_next", ("gated", "short_conv", "delta_rule")),
