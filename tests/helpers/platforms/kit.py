@@ -23,7 +23,7 @@ def sections(
     long: Mapping[str, int],
     whole: Sequence[pytest.MarkDecorator] = (pytest.mark.sweep,),
 ) -> Sequence[Any]:
-    """(section, every which trial) for parametrize: of long ones, some with the marks, and all with those of `whole`."""
+    """(section, every which trial) for parametrize: of long ones some, and all with the marks `whole`."""
     some = [pytest.param(each, long.get(each, 1), id=each, marks=marks) for each in kit.section_names()]
     return [*some, *(pytest.param(each, 1, id=f"all_of_{each}", marks=whole) for each in long)]
 
