@@ -21,6 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(optionalhook=True)  # also without xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Returns one more than there are processors: a third of the time a test waits for a process."""
     return (os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))) + 1

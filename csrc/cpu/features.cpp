@@ -132,7 +132,7 @@ Features features() { return detect(); }
 
 Isa isa() {
     const Features f = detect();
-    if (has(f, "neon")) return Isa::neon;
+#if defined(__x86_64__)
     const bool avx2 = has(f, "avx2") && has(f, "fma") && has(f, "f16c");
     if (!avx2) return Isa::baseline;
     const bool avx512 = has(f, "avx512f") && has(f, "avx512bw") && has(f, "avx512vl") && has(f, "avx512dq");
@@ -140,6 +140,9 @@ Isa isa() {
     if (!has(f, "avx512_bf16")) return Isa::avx512;
     const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
     return amx && request_tiles() ? Isa::amx : Isa::avx512_bf16;
+#else
+    return has(f, "neon") ? Isa::neon : Isa::baseline;
+#endif
 }
 
 const char* isa_name(Isa isa) {

@@ -49,9 +49,9 @@ void product_is_exact(cpu::LinearType type, long tokens, long inputs, long outpu
     }
 }
 
+#if defined(__x86_64__)
 // AMX's tiles, emulated as tiles.h does, against the loops of AVX512, whose dot product adds up in nearly the same order.
 void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
-#if defined(__x86_64__)
     const Numbers x(rows * inputs, cpu::kLinearBfloat16, 1), bias(columns, cpu::kLinearBfloat16, 3);
     const Numbers weight(columns * inputs, cpu::kLinearBfloat16, 2);
     std::vector<uint16_t> packed(static_cast<size_t>((inputs + 1) / 2 * 2 * cpu::kLinearColumns));
@@ -67,8 +67,8 @@ void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
     if (out[0] == out[1]) return;
     ++failures;
     std::printf("linear: tiles and vectors differ, %ld x %ld x %ld\n", rows, inputs, columns);
-#endif
 }
+#endif
 
 }  // namespace
 
@@ -82,12 +82,14 @@ int linear_failures() {
             }
             product_is_exact(type, 9, 2051, 65);  // several stretches of a block
         }
+#if defined(__x86_64__)
         if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) return;
         for (const long rows : {1L, 15L, 16L, 17L, 32L, 33L, 70L}) {
             for (const long inputs : {1L, 31L, 32L, 65L, 320L}) {
                 for (const long columns : {1L, 16L, 33L, 64L}) tiles_multiply_as_vectors_do(rows, inputs, columns);
             }
         }
+#endif
     });
     return failures;
 }
