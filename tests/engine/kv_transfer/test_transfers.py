@@ -393,12 +393,12 @@ def test_what_a_request_says_of_pages_is_checked(said: Any) -> None:
 
 @pytest.mark.parametrize(("length", "taken"), [(0, False), (1, True), (MAX_NAME, True), (MAX_NAME + 1, False)])
 def test_names_have_1_to_256_characters(length: int, taken: bool) -> None:
-    fields = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1, "remote_request_id": "r" * length}
+    fields = {"do_remote_prefill": True, "remote_host": "host", "remote_port": 1, "remote_request_id": "r" * length}
     params = SamplingParams(extra_args={"kv_transfer_params": fields})
     if taken:
         found = transfer_params_of(params)
         assert found is not None and found.peer is not None
-        assert (found.peer.host, found.peer.lease) == ("h", "r" * length)
+        assert (found.peer.host, found.peer.lease) == ("host", "r" * length)
     else:
         with pytest.raises(ParameterError, match="must have remote_request_id"):
             transfer_params_of(params)
