@@ -74,6 +74,11 @@ def test_what_is_before_a_text_counts() -> None:
     assert ask(prompt="short").prefix_hashes() == []
 
 
+def test_chunks_have_256_bytes_up_to_4_kib_and_1_kib_up_to_128_kib() -> None:
+    sizes = [end - start for start, end in zip((0, *ENDS), ENDS, strict=False)]
+    assert sizes == [CHUNK] * 16 + [1024] * 124
+
+
 def test_a_known_beginning_does_not_outweigh_everything() -> None:
     there, policy = servers(2), make_policy("prefix", 4)
     text = {"prompt": "a" * 9 * CHUNK}
