@@ -27,7 +27,7 @@ class StageChannel(ABC):
     @abstractmethod
     def receive(self) -> Tensor:
         """Returns the bytes that this rank's peer in the previous stage sent: uint8 [N], which hold until this step's
-        report(). HandedNothing where the step has failed there. In all stages but the first."""
+        report(). PreviousStageFailed where the step has failed there. In all stages but the first."""
 
     @abstractmethod
     def send(self, tensors: Sequence[Tensor] | None) -> None:

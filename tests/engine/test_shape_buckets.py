@@ -54,6 +54,11 @@ def test_the_plan_is_told_with_its_price() -> None:
     assert "padding 27% of a step on average, 94% at worst" in said
 
 
+def test_a_plan_of_one_size_is_described() -> None:
+    text = describe(plan_buckets(ShapeBucket(MIN_TOKENS, 4, 4, (8,))))
+    assert text.startswith(f"1 compilations, for steps of {MIN_TOKENS} tokens (at most 4 requests, 4 rows")
+
+
 def test_steps_that_all_bring_segments_are_told_alike() -> None:
     plain = plan_buckets(ShapeBucket(128, 32, 64, ()))
     segments = [each._replace(inputs=("token_type_ids",)) for each in plain]

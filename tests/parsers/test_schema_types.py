@@ -27,3 +27,23 @@ def test_references_and_choices_are_followed_as_deep_as_is_allowed_and_no_deeper
     assert options(nested(most), nested(most)) == [("string", {"type": "string"})]
     with pytest.raises(NoGrammar):
         options(nested(most + 1), nested(most + 1))
+
+
+@pytest.mark.parametrize(
+    ("schema", "kinds"),
+    [
+        ({"properties": {"a": True}}, ["object"]),
+        ({"items": {"type": "string"}}, ["array"]),
+        ({"minimum": 3}, ["number"]),
+        ({"description": "text"}, ["any"]),
+        ({"type": ["integer", "null"]}, ["integer", "null"]),
+        ({"anyOf": [{"type": "integer"}, {"const": "x"}]}, ["integer", "const"]),
+    ],
+)
+def test_a_keyword_of_one_type_implies_the_type(schema: dict[str, Any], kinds: list[str]) -> None:
+    assert [kind for kind, _ in options(schema, schema)] == kinds
+
+
+def test_a_keyword_of_no_type_alone_has_no_grammar() -> None:
+    with pytest.raises(NoGrammar):
+        options({"maxLength": 3}, {"maxLength": 3})

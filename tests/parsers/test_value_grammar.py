@@ -75,6 +75,23 @@ def test_what_would_be_read_as_something_else_is_not_let_out(schema: dict[str, A
         assert not admits("qwen3_coder", schema, qwen(value))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "lengths"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"minItems": 0}, {0, 1, 2, 3}),
+        ({"minItems": 1}, {1, 2, 3}),
+        ({"minItems": 2, "maxItems": 2}, {2}),
+        ({"maxItems": 1}, {0, 1}),
+        ({"maxItems": 0}, {0}),
+    ],
+)
+def test_a_list_has_as_many_items_as_its_schema_allows(bounds: dict[str, int], lengths: set[int]) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, **bounds}
+    lists = {length: f"[f(x=[{', '.join(['7'] * length)}])]" for length in range(4)}
+    assert {length for length, text in lists.items() if admits("pythonic", schema, text)} == lengths
+
+
 def test_an_argument_that_need_not_be_there() -> None:
     assert admits("pythonic", {"type": "integer"}, "[f()]", needed=False)
     assert admits("pythonic", {"type": "integer"}, "[f(x=1)]", needed=False)

@@ -72,6 +72,13 @@ def test_what_is_before_a_text_counts() -> None:
     assert not set(plain) & set(ask(messages=messages, model="n").prefix_hashes())
     assert len(ask(prompt="a" * (ENDS[-1] + 999)).prefix_hashes()) == len(ENDS)
     assert ask(prompt="short").prefix_hashes() == []
+    instructed = ask(instructions="a" * CHUNK, prompt="b" * 3 * CHUNK).prefix_hashes()
+    assert len(instructed) == 4 and instructed[0] == ask(instructions="a" * CHUNK).prefix_hashes()[0]
+
+
+def test_chunks_have_256_bytes_up_to_4_kib_and_1_kib_up_to_128_kib() -> None:
+    sizes = [end - start for start, end in zip((0, *ENDS), ENDS, strict=False)]
+    assert sizes == [CHUNK] * 16 + [1024] * 124
 
 
 def test_a_known_beginning_does_not_outweigh_everything() -> None:

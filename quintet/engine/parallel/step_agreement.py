@@ -9,9 +9,13 @@ import numpy as np
 from quintet.engine.executor.model_runner import StepResult
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
+from quintet.interface.stage_channel import PreviousStageFailed
 
 MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
-_LEFT_ERRORS = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
+_LEFT_ERRORS = (
+    "StepLeft",
+    PreviousStageFailed.__name__,
+)  # errors of a rank that waited for one that had left: not the cause
 StepEnd = tuple[int, str]  # a digest, and an error or nothing
 
 

@@ -32,7 +32,7 @@ from quintet.engine.kv_transfer.p2p.protocol import PageRequest as Asking
 from quintet.engine.kv_transfer.p2p.send_buffer import NOT_IN_BUFFER, SendBuffer
 from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
-from quintet.engine.kv_transfer_params import LeasePeer, transfer_params_of
+from quintet.engine.kv_transfer_params import MAX_NAME, LeasePeer, transfer_params_of
 from quintet.engine.observability.stats import KVConnectorStats
 from quintet.engine.startup import EnginePlan
 from quintet.sampling_params import ParameterError, SamplingParams
@@ -389,6 +389,19 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
 def test_what_a_request_says_of_pages_is_checked(said: Any) -> None:
     with pytest.raises(ParameterError, match="^kv_transfer_params "):
         transfer_params_of(SamplingParams(extra_args={"kv_transfer_params": said}))
+
+
+@pytest.mark.parametrize(("length", "taken"), [(0, False), (1, True), (MAX_NAME, True), (MAX_NAME + 1, False)])
+def test_names_have_1_to_256_characters(length: int, taken: bool) -> None:
+    fields = {"do_remote_prefill": True, "remote_host": "host", "remote_port": 1, "remote_request_id": "r" * length}
+    params = SamplingParams(extra_args={"kv_transfer_params": fields})
+    if taken:
+        found = transfer_params_of(params)
+        assert found is not None and found.peer is not None
+        assert (found.peer.host, found.peer.lease) == ("host", "r" * length)
+    else:
+        with pytest.raises(ParameterError, match="must have remote_request_id"):
+            transfer_params_of(params)
 
 
 def test_what_asks_for_nothing_is_nothing() -> None:

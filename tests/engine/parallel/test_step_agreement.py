@@ -14,6 +14,7 @@ from quintet.engine.parallel.step_agreement import StepAgreement, digest
 from quintet.engine.request import CoreRequest, Request
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
+from quintet.interface.stage_channel import PreviousStageFailed
 from quintet.sampling_params import SamplingParams, StructuredOutputsParams
 
 
@@ -100,6 +101,12 @@ def test_what_fails_on_one_fails_on_all_and_names_the_cause() -> None:
     got, desk = ended(*[(plan(3), each) for each in steps])
     assert len({str(each) for each in got}) == 1 and not desk.why
     assert str(got[0]).startswith("rank 2 of 3: MemoryError: no room no room")
+
+
+def test_the_stage_that_failed_is_named_and_not_one_that_waited_for_it() -> None:
+    errors: list[Any] = [PreviousStageFailed("stage 0 of 2 failed in this step"), MemoryError("no room")]
+    got, _ = ended(*[(plan(3), each) for each in errors])
+    assert [str(each) for each in got] == ["rank 1 of 2: MemoryError: no room"] * 2
 
 
 def test_what_fails_on_all_alike_is_said_as_by_one() -> None:

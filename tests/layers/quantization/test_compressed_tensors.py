@@ -137,6 +137,18 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
 
 
 @pytest.mark.parametrize(
+    ("supported", "kind"),
+    [({"int4"}, "plain"), ({"embedding"}, "plain"), ({"int4", "embedding"}, "int4"), (None, "plain")],
+)
+def test_a_table_stays_quantized_where_the_platform_looks_rows_up_in_its_format(
+    supported: set[str] | None, kind: str
+) -> None:
+    found, cut = plan_of(said(INT4), {"lm_head.weight_scale": torch.zeros(1)}), ShardRange((0, 8), (0, 64))
+    products = QuantizationPlan(None, found, None if supported is None else frozenset(supported))
+    assert products.for_embedding().format_for(HEAD, cut)[0].kind == kind
+
+
+@pytest.mark.parametrize(
     "pattern",
     [
         *(".?" * 40 + "Z", "(.|..)" * 40 + "Z", "(?:.*a|.*b)" * 6, ".{0,9}" * 9, "(?x)(.+) +Z", "(?sx:(.+) +Z)"),

@@ -197,6 +197,19 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
             first += length
 
 
+def test_windows_begin_at_any_position(isa: str) -> None:
+    """Products of bfloat16 take positions in pairs, and a window may begin within one."""
+    op, length = Op.registry["attention"], 40
+    for window, causal in itertools.product(range(2, 10), (False, True)):
+        of = spec(14, 2, 16, dtype=torch.bfloat16, source="none", causal=causal, window=window)
+        q, k, v = (torch.randn(length, count, 16).to(torch.bfloat16) for count in (14, 2, 2))
+        _, _, context = batched(replace(of, source="self"), [AttentionRequest(0, length)])
+        got = op.providers["native"](q, k, v, context.batch, of, None)
+        want = op.reference(q.float(), k.float(), v.float(), context.batch, of, None)
+        limit = ROUNDINGS[torch.bfloat16] * torch.finfo(torch.bfloat16).eps * max(1.0, float(want.abs().max()))
+        assert float((got.float() - want).abs().max()) <= limit, (window, causal)
+
+
 @pytest.mark.parametrize("starts", [[0, 77], [0, -1], [3, 10], [0, 4, 77], [0, 4, 3]])
 def test_whole_requests_that_point_outside_are_refused(starts: list[int]) -> None:
     of = spec(4, 2, 16, source="none")
@@ -322,13 +335,8 @@ def test_padding_gets_zeros() -> None:
 def test_a_batch_that_points_outside_is_refused() -> None:
     of = spec(4, 2, 16)
     q, kv, context = batched(of, [AttentionRequest(3, 9), AttentionRequest(20, 1)])
-    for field, value in (
-        ("block_table", 99),
-        ("positions", 50),
-        ("seq_lens", 2000),
-        ("query_start_loc", 77),
-        ("positions", -1),
-    ):
+    outside = ("block_table", 99), ("positions", 50), ("seq_lens", 2000), ("query_start_loc", 77), ("positions", -1)
+    for field, value in outside:
         of_group = field in context.group._fields
         part: Any = context.group if of_group else context.batch
         broken = getattr(part, field).clone()
@@ -339,15 +347,9 @@ def test_a_batch_that_points_outside_is_refused() -> None:
     write = Op.registry["write_kv"].providers["native"]
     k = torch.zeros(10, 2, 16)
     for slot in (-1, kv.shape[0] * 16):
+        group = context.group._replace(slot_mapping=torch.full_like(context.group.slot_mapping, slot))
         with pytest.raises(ValueError, match="slot_mapping"):
-            write(
-                kv,
-                k,
-                k,
-                context._replace(
-                    group=context.group._replace(slot_mapping=torch.full_like(context.group.slot_mapping, slot))
-                ),
-            )
+            write(kv, k, k, context._replace(group=group))
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)

@@ -157,6 +157,19 @@ async def test_what_vllm_has_and_is_not_here_is_refused_by_name(field: str) -> N
         assert (answer.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
 
 
+DEFAULTS = {"detokenize": True, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}  # vLLM's
+
+
+@pytest.mark.parametrize(("field", "value"), DEFAULTS.items())
+async def test_an_unsupported_field_is_accepted_with_vllms_default_alone(field: str, value: Any) -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, field: value})
+        assert answer.status_code == 200, answer.text
+        refused = await http.post("/v1/completions", json={"prompt": "x", field: not value})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, field, "unsupported_field")
+
+
 @pytest.fixture
 def live() -> Iterator[Live]:
     with serving() as server:
