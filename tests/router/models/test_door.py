@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -332,3 +333,15 @@ async def test_the_page_is_served_without_loading_a_model() -> None:
     async with door() as there:
         assert "<html" in (await there.client.get("/")).text and there.world.starts == []
         assert (await there.client.get("/page/none.js")).status_code == 404
+
+
+async def test_the_server_of_several_models_extracts_the_text_of_a_pdf_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with door() as there:
+        refused = await there.client.post("/page/pdf_text", content=b"no PDF")
+        monkeypatch.setitem(sys.modules, "pypdf", None)
+        missing = await there.client.post("/page/pdf_text", content=b"%PDF-")
+        assert there.world.starts == []
+    assert refused.json()["error"]["message"] == "the PDF cannot be read: it does not begin with %PDF-"
+    assert missing.status_code == 501 and "[pdf]" in missing.json()["error"]["message"]
+    async with door(server={"playground": False}) as there:
+        assert (await there.client.post("/page/pdf_text", content=b"%PDF-")).status_code == 404
