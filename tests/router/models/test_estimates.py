@@ -21,11 +21,16 @@ class PlanningChild:
     """A process that plans: the test writes its lines."""
 
     writer: int
+    killed = False
     exit = Exit(1)
 
     def __init__(self, module: str, orders: Any, stdout: int) -> None:
         reader, PlanningChild.writer = os.pipe()
+        PlanningChild.killed = False
         self.stdout = os.fdopen(reader, "rb")
+
+    def kill(self) -> None:
+        PlanningChild.killed = True
 
     def close(self) -> None:
         self.stdout.close()
@@ -42,6 +47,19 @@ async def test_an_estimate_comes_before_the_next_model_is_planned(monkeypatch: p
     missing = [(index, estimate.error) async for index, estimate in coming]
     why = "the process that plans its memory has ended: it exited with code 1"
     assert missing == [(0, why), (2, why)]
+
+
+async def test_the_process_that_plans_is_killed_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "Child", PlanningChild)
+    coming = estimate_models([spec("a"), spec("b")])
+    first = asyncio.ensure_future(anext(coming))
+    await asyncio.sleep(0)
+    os.write(PlanningChild.writer, msgspec.json.encode((0, MemoryEstimate())) + b"\n")
+    await first
+    assert not PlanningChild.killed
+    await coming.aclose()
+    assert PlanningChild.killed
+    os.close(PlanningChild.writer)
 
 
 def cache_files(folder: Path, name: str, files: dict[str, str]) -> None:
