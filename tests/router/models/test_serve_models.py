@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks import several_models
 from tests.helpers.processes import gone
 from tests.helpers.servers.serving import Server, until, words_of
 
@@ -104,6 +105,18 @@ def test_three_models_with_room_for_two_answer_under_load_and_kills(server: Serv
     assert (
         sum(float(line.split()[-1]) for line in shown.splitlines() if line.startswith("quintet:model_loads_total")) >= 4
     )
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+def test_no_request_is_lost_or_answered_by_another_model_under_a_longer_load() -> None:
+    figures = several_models.run(seconds=60.0, clients=4)
+    assert figures["distinct_models"] == 3
+    assert (figures["lost"], figures["wrong"], figures["examples"]) == (0, 0, [])
+    assert figures["loads"] > 3 and figures["unloads_for_memory"] > 1
+    assert figures["engines_ended_by_themselves"] == 0
+    assert 0 < figures["peak_planned_mib"] <= figures["budget_mib"]
+    assert 0 < figures["peak_memory_mib"] <= figures["budget_mib"]
 
 
 @pytest.mark.slow
