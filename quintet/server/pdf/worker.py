@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _extract(reader: "pypdf.PdfReader") -> Extracted:
-    if reader.is_encrypted:
+    if reader.is_encrypted and not reader.decrypt(""):  # many are locked against changes alone
         return Extracted(error="it is encrypted; attach a copy without a password")
     if len(reader.pages) > MAX_PAGES:
         return Extracted(error=f"it has {len(reader.pages)} pages, and {MAX_PAGES} are read; attach a part of it")
