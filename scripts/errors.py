@@ -48,6 +48,7 @@ SERVER = {
         "The body is not a JSON object, or nests too deep.",
         "Send valid JSON; the message has the place.",
     ),
+    "invalid_pdf": ("The PDF is damaged, encrypted, too large, or has no text.", "Attach its text, or a part of it."),
     "invalid_value": (
         "A field has a value that it cannot have.",
         "`param` names the field, the message what it may be.",
@@ -61,6 +62,7 @@ SERVER = {
     ),
     "no_tokenizer": ("The server runs with `--skip-tokenizer-init`.", "Send token ids to `/v1/completions`."),
     "not_found": ("There is nothing at this path.", "The message names the nearest path; `/openapi.json` lists all."),
+    "not_installed": ("The server lacks an optional package.", "Install it with the command of the message."),
     "not_ready": (
         "The engine loads, drains or does not answer.",
         "Wait for `GET /ready` to be 200; see `Retry-After`.",

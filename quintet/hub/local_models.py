@@ -29,7 +29,7 @@ def cache_root(cache_dir: str | None) -> Path:
     """Returns the folder of the hub's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return Path(os.path.expanduser(cache_dir or HF_HUB_CACHE))
+    return Path(os.path.expanduser(cache_dir or HF_HUB_CACHE)).absolute()
 
 
 def scan_cache(cache_dir: str | None) -> tuple[list[Any], list[str]]:

@@ -126,7 +126,7 @@ def _delete(paths: Sequence[Path]) -> None:
                 each.unlink(missing_ok=True)
         except OSError as error:
             where, why = error.filename or each, error.strerror or error
-            raise OSError(f"cannot delete {where} ({why}); change its permissions, or delete it yourself") from error
+            raise OSError(f"{where} cannot be deleted ({why}); change its permissions") from error
     if any(cache_folder("weights").glob("*")):  # else the import is not worth its time
         from quintet.model_loader.weights_cache import remove_copies
 

@@ -1,7 +1,7 @@
 """Build context of a model: bound ops, mixers, communicator and the few sizes that are not the checkpoint's."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,11 +121,15 @@ class Layer(nn.Module):
         return dict(self.named_parameters(recurse=False))
 
 
+def named_layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
+    """Yields the layers of a model with their paths."""
+    yield from ((path, module) for path, module in model.named_modules() if isinstance(module, Layer))
+
+
 def finalize(model: nn.Module) -> None:
-    """Calls settle() of every layer of a whole model with its path."""
-    for path, module in model.named_modules():
-        if isinstance(module, Layer):
-            module.finalize(path)
+    """Calls finalize() of every layer of a whole model with its path."""
+    for path, layer in named_layers(model):
+        layer.finalize(path)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from quintet.interface.platform import Platform
 from quintet.interface.types import MaxShape, ShapeBucket
 from quintet.interface.weights import FLOATS, CheckpointSlice, StoredTensor, Weight, WeightFormat
 from quintet.layers.attention import kv_scales
-from quintet.layers.build import Layer
+from quintet.layers.build import Layer, named_layers
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader import sharded_state as sharded
@@ -27,7 +27,7 @@ from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
 from quintet.model_loader.tied_head import WEIGHT, check_stored_head
 from quintet.model_loader.weight_files import DTYPES, WeightFiles, format_names, weights_of_folder
-from quintet.model_loader.weights_cache import CacheEntry, StoreThread, TensorKind, WeightsCache, digest
+from quintet.model_loader.weights_cache import CacheEntry, StoreThread, TensorKind, TensorName, WeightsCache, digest
 
 COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
@@ -58,9 +58,8 @@ class DeclaredWeight:
 def declared_weights(model: nn.Module) -> list[DeclaredWeight]:
     """Every parameter that the model wants, in the order of its modules."""
     found = []
-    for path, module in model.named_modules():
-        if isinstance(module, Layer):
-            found += [DeclaredWeight(path, module, weight) for weight in module.weights(path)]
+    for path, layer in named_layers(model):
+        found += [DeclaredWeight(path, layer, weight) for weight in layer.weights(path)]
     wanted = Counter((part.source, part.offset, each.weight.format) for each in found for part in each.weight.slices)
     return [each.with_sharing(wanted) for each in found]
 
@@ -106,10 +105,10 @@ def load(
     return kept.store(model)
 
 
-def _vector_kinds(model: ModelBase) -> dict[str, TensorKind]:
+def _vector_kinds(model: ModelBase) -> dict[TensorName, TensorKind]:
     """Returns the dtypes and shapes of norms and biases, which every platform keeps as they are."""
     return {
-        f"{each.path}.{each.weight.name}".lstrip("."): TensorKind(each.weight.dtype, each.weight.shape)
+        TensorName(each.path, each.weight.name): TensorKind(each.weight.dtype, each.weight.shape)
         for each in declared_weights(model)
         if each.weight.use == "vector" and each.weight.format.plain and type(each.layer).assign is Layer.assign
     }
@@ -128,14 +127,14 @@ def placement_parts(model: ModelBase, platform: Platform, layout_key: str) -> li
 def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | None, progress: bool, rank: int) -> None:
     for each, tensors in ParameterLoad(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
-    for layer in (module for module in model.modules() if isinstance(module, Layer)):
+    for _, layer in named_layers(model):
         for name, tensor in layer.constants().items():
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
 def _constant_tensors(model: ModelBase) -> Iterator[tuple[Any, ...]]:
     """Yields the layers' constants, which settings decide and no file: rotary tables (rope_theta, max_model_len)."""
-    for path, layer in ((path, module) for path, module in model.named_modules() if isinstance(module, Layer)):
+    for path, layer in named_layers(model):
         for name, tensor in layer.constants().items():
             content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
             yield path, name, tensor.dtype, tensor.shape, hashlib.sha256(content).hexdigest()

@@ -14,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from quintet.layers.build import named_layers
+from quintet.model_loader.weights_cache import assigned_tensors
+
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 SHARDS = "model-rank-*-part-*.safetensors"
 FORMATS = ("sharded_state", "runai_streamer_sharded")  # load_formats that read them
@@ -22,15 +25,16 @@ INDEX = ".index.json"
 
 
 def save(model: nn.Module, folder: Path, rank: int, layout: str) -> None:
-    """One rank's part. `named` says everything that placing depends on."""
+    """Saves one rank's part. `layout`: digest of all that placing depends on."""
     first: dict[Any, str] = {}
     tensors: dict[str, Tensor] = {}
-    kept: dict[str, str] = {}  # every parameter -> under which name its memory is kept
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-        kept[name] = first.setdefault(key, name) if tensor.numel() else name
-        if kept[name] == name:
-            tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    kept: list[tuple[str, str, str]] = []  # path of a layer, its name of a tensor, the name in the file
+    for (path, name), tensor in assigned_tensors(model):
+        key, own = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()), f"{path}.{name}".lstrip(".")
+        stored = first.setdefault(key, own) if tensor.numel() else own
+        kept.append((path, name, stored))
+        if stored == own:
+            tensors[own] = tensor.clone(memory_format=torch.contiguous_format)
     save_file(tensors, folder / PATTERN.format(rank=rank, part=0), {"of": layout, "kept": json.dumps(kept)})
 
 
@@ -63,11 +67,11 @@ def fill(model: nn.Module, folder: Path, rank: int, layout: str, read: Read | No
             found = read(file) if read else {name: opened.get_tensor(name).clone() for name in opened.keys()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:400]}); save it anew") from None
-    if lost := sorted(set(kept.values()) - found.keys()):
+    if lost := sorted({stored for _, _, stored in kept} - found.keys()):
         raise ValueError(f"{file} lacks {', '.join(lost[:8])}; save it anew")
-    for name, source in kept.items():
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, nn.Parameter(found[source], requires_grad=False))
+    layers = dict(named_layers(model))
+    for path, name, stored in kept:
+        layers[path].assign({name: found[stored]})
 
 
 class ShardedStateLoader:

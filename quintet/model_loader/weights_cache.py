@@ -29,6 +29,7 @@ from quintet import __version__
 from quintet.common.file_digests import file_identity
 from quintet.common.terminal import print_stderr
 from quintet.config.cache_dir import cache_folder, unsafe_reason
+from quintet.layers.build import Layer, named_layers
 
 try:
     import fcntl
@@ -37,7 +38,7 @@ except ImportError:  # no POSIX: an unfinished file is stale by its age
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # raised with any change of what is in a file
+FORMAT = 3  # raised with any change of what is in a file
 SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
@@ -52,15 +53,23 @@ TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int8, torch.int32),
+        *(torch.bool, torch.int16, torch.int64),
         *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
     )
 }
 
 
-class CachedTensor(NamedTuple):
-    """One tensor in a file. Parameters may share one."""
+class TensorName(NamedTuple):
+    """Path of a layer, and the name that it assigns a tensor to."""
 
-    names: tuple[str, ...]  # of the parameters
+    path: str
+    name: str
+
+
+class CachedTensor(NamedTuple):
+    """One tensor in a file. Layers may share one."""
+
+    names: tuple[TensorName, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int  # from where the tensors begin
@@ -107,22 +116,21 @@ class WeightsCache:
     auto: bool = False
     checkpoint: str = ""  # real path of its first file; without that file the copy has no use
 
-    def load(self, model: nn.Module, expected: Mapping[str, TensorKind]) -> bool:
-        """Fills the model, if the file holds its parameters; False if it does not. `expected`: those of known kind."""
+    def load(self, model: nn.Module, expected: Mapping[TensorName, TensorKind]) -> bool:
+        """Fills the layers, if the file holds their tensors; False if it does not. `expected`: those of known kind."""
         if unsafe_reason(self.file.parent) is not None or not self.file.is_file():
             return False
         try:
             with self.file.open("rb") as stream:
                 kept, start = _header(stream)
-                named = _parameters(kept, model)
+                owners = _owners(kept, model)
                 _check_kinds(kept, expected)
-                tensors = _tensors(stream, kept, start)
-        except (AttributeError, OSError, KeyError, RecursionError, TypeError, ValueError) as error:
+                for named, tensor in zip(owners, _tensors(stream, kept, start), strict=True):
+                    for layer, name in named:
+                        layer.assign({name: tensor})
+        except (AttributeError, OSError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
             logger.info("%s is damaged (%s); it is made anew", self.file, error)
             return False
-        for places, tensor in zip(named, tensors, strict=True):
-            for module, name in places:
-                setattr(module, name, nn.Parameter(tensor, requires_grad=False))  # also where a layer says None of it
         logger.info("weights as they were placed before: %s", self.file)
         with contextlib.suppress(OSError):
             os.utime(self.file)  # used: the last to go
@@ -131,8 +139,7 @@ class WeightsCache:
     def store(self, model: nn.Module) -> "StoreThread | None":
         """Stores the placed weights for the next start; if that fails, it logs the reason. An automatic cache returns
         the thread that does so: until it has ended, the weights must not change."""
-        parameters = [(name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False)]
-        kept, tensors = _file_layout(parameters)
+        kept, tensors = _file_layout(assigned_tensors(model))
         if not self.auto:
             self.write(kept, tensors, threading.Event())
             return None
@@ -247,25 +254,34 @@ def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
     return named.hexdigest()
 
 
-def _parameters(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Returns the modules and names that each tensor belongs to; AttributeError for a name of another model's."""
-    split = [[name.rpartition(".") for name in each.names] for each in kept]
-    return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
+def assigned_tensors(model: nn.Module) -> list[tuple[TensorName, Tensor]]:
+    """Returns the tensors of all layers: parameters, and buffers of transformers' modules."""
+    return [
+        (TensorName(path, name), tensor.detach())
+        for path, layer in named_layers(model)
+        for name, tensor in layer.assigned_tensors.items()
+    ]
 
 
-def _check_kinds(kept: Sequence[CachedTensor], expected: Mapping[str, TensorKind]) -> None:
+def _owners(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tuple[Layer, str]]]:
+    """Returns the layers and names that each tensor belongs to; KeyError for a layer of another model's."""
+    layers = dict(named_layers(model))
+    return [[(layers[path], name) for path, name in each.names] for each in kept]
+
+
+def _check_kinds(kept: Sequence[CachedTensor], expected: Mapping[TensorName, TensorKind]) -> None:
     """Raises ValueError for a parameter that is absent, or has another shape or dtype."""
     there = {name: TensorKind(each.dtype, each.shape) for each in kept for name in each.names}
     for name, kind in expected.items():
         if there.get(name) != kind:
-            raise ValueError(f"{name} is {there.get(name)} in it, not {kind}")
+            raise ValueError(f"{'.'.join(name)} is {there.get(name)} in it, not {kind}")
 
 
-def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
+def _file_layout(assigned: Sequence[tuple[TensorName, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
     """Returns each distinct tensor once, and its place in the file; tensors keep the model's order."""
-    places: dict[Any, list[str]] = {}
+    places: dict[Any, list[TensorName]] = {}
     tensors: dict[Any, Tensor] = {}
-    for name, tensor in parameters:
+    for name, tensor in assigned:
         key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
         places.setdefault(key, []).append(name)
         tensors[key] = tensor
@@ -310,7 +326,12 @@ def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     """Returns the tensors' entries, and the offset where tensors begin; ValueError if they do not fit the file."""
     size, (header, length) = os.fstat(stream.fileno()).st_size, _read_header(stream)
     kept = [
-        CachedTensor(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))
+        CachedTensor(
+            tuple(TensorName(str(path), str(name)) for path, name in names),
+            TYPES[dtype],
+            tuple(map(int, shape)),
+            int(offset),
+        )
         for names, dtype, shape, offset in header["tensors"]
     ]
     start = -(-(8 + length) // ALIGNMENT) * ALIGNMENT

@@ -9,12 +9,9 @@ from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse
 from quintet.layers.linear import CheckpointLayout
-from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.layers.norm import RMSNorm
+from quintet.layers.moe.moe import MoE, MoESizes
 from quintet.layers.normalised_weights import normalise_columns, normalise_head
-from quintet.layers.rope import Rotary
-from quintet.models.deepseek_v3 import beyond
-from quintet.models.llama import LlamaForCausalLM
+from quintet.models.glm4_moe import Glm4MoeForCausalLM
 
 RENAMED = {
     "model.word_embeddings.": "model.embed_tokens.",
@@ -25,32 +22,20 @@ RENAMED = {
 }
 
 
-class BailingMoeForCausalLM(LlamaForCausalLM):
+class BailingMoeForCausalLM(Glm4MoeForCausalLM):
     """Pre-norm blocks. The first generation chooses experts by softmax, the second by sigmoid and out of groups, and
     normalises q and k of each head, of which it turns a part."""
 
     renamed_tensors = RENAMED
-    unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         self._check(config)
         super().__init__(config, build)
-        self.ignored_tensors = (*LlamaForCausalLM.ignored_tensors, beyond(config))
         self._normalised = getattr(config, "norm_head", False)
-
-    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
-        return Rotary.from_config(build, config, partial=True)
 
     def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
         stored = CheckpointLayout(fused="query_key_value")
         return AttentionSizes.from_config(config, bias=getattr(config, "use_qkv_bias", False), stored=stored)
-
-    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
-        attention = super()._attention(config, build, index, rotary)
-        if config.use_qk_norm:
-            attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-            attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
-        return attention
 
     def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         if index < config.first_k_dense_replace:

@@ -88,11 +88,15 @@ class ErrorAndLogMiddleware:
         except ClientGone:
             visit.status = self._gone()
         except asyncio.CancelledError:
-            if visit.response_stream is None or not visit.response_stream.client_gone:
+            stream = visit.response_stream
+            if stream is None or not (stream.client_gone or stream.refusal):
                 raise
-            visit.status = self._gone()
             if uncancel := getattr(asyncio.current_task(), "uncancel", None):  # Python 3.11 counts them
                 uncancel()
+            if stream.refusal is None or stream.client_gone:
+                visit.status = self._gone()
+            else:
+                await self._fail(stream.refusal, visit, scope, receive, send)
         except Exception as error:
             await self._fail(error, visit, scope, receive, send)
         finally:
@@ -198,21 +202,23 @@ class RouterApp:
         stored = routes.stored_response_id(scope["method"], path)
         route = routes.OTHER if stored is not None else self._route(path)
         body = await self._body(scope, receive)
+        stream = visit.response_stream = ResponseStream(scope, receive, send, visit.request_id)
         try:
             ask = self._ask(scope, body, route)
             ask.arrived = time.perf_counter()
             if stored is None:
                 ask.fields = self._fields(scope, body)
                 ask.session = self._session(scope) or ask.fields.user or ""
-            visit.response_stream = ResponseStream(scope, receive, send, visit.request_id)
-            visit.response_stream.watch()
+            stream.watch()
+            core.streams.add(stream)
             if not await core.queue.acquire():
                 ask.arrived = 0.0
             try:
-                await core.answer(ask, visit.response_stream, stored)
+                await core.answer(ask, stream, stored)
             finally:
                 core.queue.release()
         finally:
+            core.streams.discard(stream)
             self._held -= len(body)
 
     def _route(self, path: str) -> routes.RouteInfo:

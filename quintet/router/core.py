@@ -38,6 +38,7 @@ class RouterCore:
         self.key = _bearer(config.backend_api_key)  # in the place of the caller's; [] if that is passed on
         self.session_header = config.session_header.encode()
         self.totals, self.draining = RouterCounts(), False
+        self.streams: set[ResponseStream] = set()  # of requests that are passed on
         self.backends = RouterBackends(self._connections, config.disaggregated)
         self.queue = RequestQueue(config, self.backends)
         self._health = Health(config, self.queue, self.key or _bearer(key))
@@ -52,6 +53,11 @@ class RouterCore:
         for pool, urls in ((Pool.ALL, config.backend), (Pool.PREFILL, config.prefill), (Pool.DECODE, config.decode)):
             for url in urls:
                 self._health.watch(self.backends.add(url, pool))
+
+    def refuse_waiting(self, error: ApiError) -> None:
+        """Ends with an error all requests whose answers have not begun."""
+        for each in list(self.streams):
+            each.refuse(error)
 
     def close(self) -> None:
         for each in self.backends:

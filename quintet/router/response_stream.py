@@ -27,8 +27,10 @@ class ResponseStream:
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._name = (HEADER.encode(), request_id.encode())
+        self._task: asyncio.Task[Any] | None = None  # that answers the request
         self._watch_task: asyncio.Task[None] | None = None
         self.started = self.ended = self.client_gone = False
+        self.refusal: ApiError | None = None  # given while the request ran
         self.status = 0
         self.servers: list[str] = []  # that were asked, in order
         self._events = False  # the answer is a stream of them
@@ -36,11 +38,18 @@ class ResponseStream:
 
     def watch(self) -> None:
         """Starts to watch for a client that leaves; to be called once the body has come."""
-        self._watch_task = asyncio.get_running_loop().create_task(self._watch(asyncio.current_task()))
+        self._task = asyncio.current_task()
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     def unwatch(self) -> None:
         if self._watch_task is not None:
             self._watch_task.cancel()
+
+    def refuse(self, error: ApiError) -> None:
+        """Ends the request with an error, unless its answer has begun."""
+        if not self.started and self.refusal is None and self._task is not None:
+            self.refusal = error
+            self._task.cancel()
 
     async def start(self, status: int, headers: list[Header]) -> None:
         """Sends the head, as the server gave it, without headers of the connection to the server."""
@@ -78,12 +87,12 @@ class ResponseStream:
             raise ClientGone
         await self._send(message)
 
-    async def _watch(self, task: "asyncio.Task[Any] | None") -> None:
+    async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self.ended and task is not None:
+        if not self.ended and self._task is not None:
             self.client_gone = True
-            task.cancel()
+            self._task.cancel()
 
 
 def _error_event(error: ApiError, speech: ApiDialect) -> bytes:

@@ -10,6 +10,7 @@ from quintet.router.app import RouterApp, make_app
 from quintet.router.core import RouterCore
 from quintet.server.config import ServerConfig
 from quintet.server.file_limits import fit_file_limit
+from quintet.server.http.errors import ApiError
 from quintet.server.tls import Certificates
 from quintet.server.uvicorn_server import SHUTDOWN_SECONDS, UvicornServer
 
@@ -28,6 +29,7 @@ class RouterServer:
         self._certificates = Certificates(door) if door.ssl_certfile else None
         self._server = UvicornServer(make_app(app(core, door), core, door), door, self.stop)
         self._draining: asyncio.Task[None] | None = None
+        self._forced = False  # requests that run are cut short
 
     async def run(self, listener: socket.socket) -> None:
         self.core.start()
@@ -53,20 +55,21 @@ class RouterServer:
                         self._door.drain_timeout)  # fmt: skip
             self.core.draining = True
             self._draining = asyncio.get_running_loop().create_task(self._drain())
-        else:
+        elif not self._forced:
             logger.info("%s again: %d requests are cut short", why, running)
-            self._server.should_exit = True
-            asyncio.get_running_loop().call_later(_FORCED_SECONDS, self._server.disconnect_all)
+            self._forced = True
 
     async def _drain(self) -> None:
         begun = time.monotonic()
-        while self.core.queue.in_flight and time.monotonic() - begun < self._door.drain_timeout:
+        seconds = self._door.drain_timeout
+        while self.core.queue.in_flight and not self._forced and time.monotonic() - begun < seconds:
             await asyncio.sleep(_POLL_SECONDS)
         left = self.core.queue.in_flight
         logger.info("ended after %.1f s: %s", time.monotonic() - begun,
                     f"{left} requests were cut short" if left else "all requests finished")  # fmt: skip
         self._server.should_exit = True
         if left:
+            self.core.refuse_waiting(ApiError(503, "the server is shutting down", code="shutting_down"))
             asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
 
 

@@ -227,10 +227,13 @@ def test_rm_fails_where_a_file_cannot_be_deleted(
 
     monkeypatch.setattr("shutil.rmtree", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert cli.main(["rm", "-y", name, "--download-dir", str(cache)]) == 1
-    captured = capsys.readouterr()
-    assert "removed" not in captured.out and "Traceback" not in captured.err
-    assert f"cannot delete {cache}/models--a--b" in captured.err and "(Permission denied)" in captured.err
+    monkeypatch.chdir(cache.parents[1])
+    for directory in (str(cache), f"{cache.parent.name}/{cache.name}"):
+        assert cli.main(["rm", "-y", name, "--download-dir", directory]) == 1
+        captured = capsys.readouterr()
+        assert "removed" not in captured.out and "Traceback" not in captured.err
+        assert captured.err.startswith(f"quintet rm: error: {cache}/models--a--b")
+        assert "cannot be deleted (Permission denied)" in captured.err
 
 
 def test_rm_takes_a_quantization_by_its_whole_name(cache: Path) -> None:

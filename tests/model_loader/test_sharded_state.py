@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quintet import LLM
 from quintet.engine.executor.worker import ModelSizes, Worker
@@ -12,10 +13,11 @@ from quintet.interface.types import RankInfo
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
 from quintet.model_loader.weight_files import WeightFiles
-from quintet_tools.checkpoints.tiny import Tiny, variant
+from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make, variant
 from tests.helpers.platforms.engines import answers, engine
 from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
 from tests.helpers.platforms.null_engine import folder
+from tests.helpers.releases import need_model_type
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])
@@ -85,3 +87,18 @@ def test_every_rank_has_its_own(tmp_path: Path) -> None:
     (first, again), (other, _) = each_rank(platform, 2, work)
     assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_buffers_of_the_transformers_backend_are_saved_too(tmp_path: Path) -> None:
+    """Layers of Gemma 4 multiply by a number that is a buffer there."""
+    need_model_type("gemma4_text")
+    made = make("gemma4_text", {**PLAIN, "num_hidden_layers": 2, "tie_word_embeddings": True, "head_dim": 8})
+    first = engine(made, model_impl="transformers")
+    want = answers(first, 4)
+    first.save_sharded_state(str(tmp_path))
+    saved = Tiny(tmp_path, made.config, made.reference)
+    again = engine(saved, load_format="sharded_state", model_impl="transformers")
+    assert answers(again, 4) == want
+    factors = ["beside.model.layers.0.layer_scalar", "beside.model.layers.1.layer_scalar"]
+    (file,) = tmp_path.glob("*.safetensors")
+    assert set(factors) <= load_file(file).keys()

@@ -35,7 +35,9 @@ class Spelling(NamedTuple):
 
 
 def _is_quoted(text: str, message: str) -> bool:
-    return repr(text) in message or ("/" in text[:-1] and text in message and not message.startswith(text))
+    if repr(text) in message or "/" not in text[:-1] or message.startswith(text):
+        return repr(text) in message
+    return re.search(rf"(?<![\w./~-]){re.escape(text)}", message) is not None  # not the middle of a longer path
 
 
 def _as_json(value: str) -> str:

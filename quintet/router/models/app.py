@@ -20,6 +20,7 @@ from quintet.server.http.admin import page
 from quintet.server.http.errors import ApiError
 from quintet.server.http.middleware.auth import ADMIN_PATHS
 from quintet.server.http.sse import encode
+from quintet.server.pdf.extract import PdfExtractor
 
 ADMIN = {"/models/loaded": "GET", "/models/load": "POST", "/models/unload": "POST"}
 # lists of all models, for APIs besides OpenAI's: path -> its JSON
@@ -59,6 +60,7 @@ class ModelsApp(RouterApp):
     def __init__(self, core: ModelsCore, door: ServerConfig) -> None:
         super().__init__(core, door)
         self._page = page.read_page() if door.playground else {}
+        self._pdf = PdfExtractor()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -66,6 +68,8 @@ class ModelsApp(RouterApp):
             await self._administer(scope, receive, send)
         elif method == "GET" and (answer := await self._own(path, scope)) is not None:
             await respond(answer, scope, receive, send)
+        elif method == "POST" and path == page.PDF_TEXT and self._page:
+            await respond(await self._pdf_text(scope, receive), scope, receive, send)
         elif path in ADMIN_PATHS:
             raise ApiError(
                 404, f"{path} concerns one engine, and is not passed on; POST /models/unload ends a model's engine, "
@@ -86,6 +90,13 @@ class ModelsApp(RouterApp):
         if name is not None and self._page:
             return page.page_response(self._page, name, HttpRequest(scope))
         return await super()._own(path, scope)
+
+    async def _pdf_text(self, scope: Scope, receive: Receive) -> Response:
+        content = await self._body(scope, receive)
+        try:
+            return await page.pdf_response(self._pdf, content, HttpRequest(scope, receive))
+        finally:
+            self._held -= len(content)
 
     def _route(self, path: str) -> routes.RouteInfo:
         return routes.POSTS.get(path, routes.OTHER)

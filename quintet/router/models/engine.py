@@ -227,6 +227,8 @@ class EngineChild:
 
     def close(self, seconds: float = 0.0) -> None:
         self._client.close()
+        if not seconds:  # it may load libraries, and would notice nothing meanwhile
+            self._child.kill()
         self._child.close(seconds)
 
     async def _ask(

@@ -14,6 +14,7 @@ from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.startup import EnginePlan, prepare
 from quintet.hub.resolve import resolve_model
 from quintet.model_loader.external_loaders import STORE_SCHEMES
+from quintet.model_loader.weight_files import weights_of
 from quintet.router.models.estimates import EstimateOrders, MemoryEstimate
 
 _ALL = 1 << 50  # bytes: a plan with so much for the KV cache asks for as much as is useful, whatever is free now
@@ -41,7 +42,9 @@ def _is_local(config: EngineConfig) -> bool:
         return False
     environment = dataclasses.replace(read_environment(), hf_hub_offline=True)
     try:
-        resolve_model(environment.apply(config), environment)
+        path = resolve_model(environment.apply(config), environment)
+        if config.load_format != "dummy":
+            weights_of(config, path).files()  # of an interrupted download some are absent
     except Exception:  # its own plan reports what is wrong
         return False
     return True

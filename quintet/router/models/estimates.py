@@ -68,6 +68,9 @@ async def estimate_models(specs: Sequence[ModelSpec]) -> AsyncGenerator[tuple[in
             index, estimate = msgspec.json.decode(line, type=tuple[int, MemoryEstimate])
             missing.remove(index)
             yield index, estimate
+    except BaseException:  # the server ends
+        child.kill()  # it may load libraries, and would notice nothing meanwhile
+        raise
     finally:
         child.close()
     for index in sorted(missing):

@@ -1,10 +1,11 @@
 """Parts that all answers share: JSON bodies, streams over a call, and the fields that all chunks repeat."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -15,9 +16,10 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
-from quintet.server.http.errors import ApiError
+from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.sse import EventStream, encode, openai_failure
 
+Result = TypeVar("Result")
 _PIECE = 2**18  # bytes of an answer that are handed on at once; the next when they are on their way
 
 
@@ -130,3 +132,20 @@ async def stream_response(
         call.close()
         raise
     return EventStream(call, events(call), failure)
+
+
+async def while_connected(http: HttpRequest, work: Awaitable[Result]) -> Result:
+    """Returns the result of `work`; cancels it and raises ClientGone if the client disconnects before. The body was
+    read: the next message is that the client has gone."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(http.receive())
+    both: set[asyncio.Future[Any]] = {task, gone}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone()
+        return task.result()
+    finally:
+        for each in both:
+            each.cancel()
+        await asyncio.wait(both)

@@ -49,6 +49,13 @@ export async function countTokens(body, signal) {
   return (await response.json()).count;
 }
 
+/** The text of a PDF file, as the server extracts it. */
+export async function pdfText(file) {
+  const headers = { "Content-Type": "application/pdf" };
+  const response = await request("page/pdf_text", { method: "POST", headers, body: file });
+  return (await response.json()).text;
+}
+
 /** The chunks of one streamed chat completion; returns after [DONE], and throws on an error or a torn stream. */
 export async function* complete(body, signal) {
   const response = await request("v1/chat/completions", {

@@ -8,10 +8,10 @@ import { ConversationList } from "./conversations/list.js";
 import { Store } from "./conversations/store.js";
 import { byId } from "./dom.js";
 import { ModelPicker } from "./model_picker.js";
-import { Panel } from "./panel.js";
-import { Presets } from "./presets.js";
-import { loadServed } from "./served.js";
-import { Settings } from "./settings.js";
+import { Panel } from "./panel/panel.js";
+import { Presets } from "./parameters/presets.js";
+import { loadServed } from "./parameters/served.js";
+import { Settings } from "./parameters/settings.js";
 import { bindShortcuts } from "./shortcuts.js";
 
 const WRONG_KEY = "The server does not know this key. It was started with another one (--api-key): ask for that.";

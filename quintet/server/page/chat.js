@@ -4,10 +4,10 @@ import { complete } from "./api.js";
 import { fitting, withFiles } from "./composer/text_files.js";
 import { Current } from "./conversations/current.js";
 import { byId, swap } from "./dom.js";
-import { Facts } from "./facts.js";
-import { Message } from "./message.js";
+import { Facts } from "./messages/facts.js";
+import { Message } from "./messages/message.js";
 import { shortName } from "./model_picker.js";
-import { Popup } from "./tokens.js";
+import { Popup } from "./messages/tokens.js";
 
 const NEAR = 80; // px from the end: nearer than this, the view follows the answer
 

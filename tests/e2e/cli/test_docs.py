@@ -28,6 +28,7 @@ PAGES = (
 )
 SHOWS = {"README.md": 3, "docs/python.md": 6}  # page -> lines that show what is printed
 SERVED = "http://127.0.0.1:8000"  # where the pages say that the server is
+EMBEDDED = "http://127.0.0.1:8001"  # and the one of `quintet serve bundled-embed`
 INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
     "Qwen/Qwen3-0.6B": "bundled",
     "./my-llama": "bundled",
@@ -61,8 +62,8 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
 PYTHON_ELSEWHERE = {
     "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
     "docs/ollama.md": "ollama may not be installed: tests/server/http/ollama/test_clients.py",
-    "docs/tutorials/langchain.md": "langchain-openai is not installed: tests/server/http/pooling/test_scores.py",
 }
+PACKAGES = {"docs/tutorials/langchain.md": "langchain_openai"}  # page -> what its code imports, and may be missing
 OTHERS = {  # what a line of a shell may begin with besides, and why it is not run
     "git": "fetches",
     "make": "sets up an environment",
@@ -109,17 +110,33 @@ def server() -> Iterator[Server]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Server]:
+    with Server("bundled-embed") as started:
+        yield started
+
+
 PYTHON = sorted({each.page for each in BLOCKS if each.language == "python"} - set(PYTHON_ELSEWHERE))
 
 
 @pytest.mark.parametrize("page", PYTHON)
 def test_python_runs(
-    page: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str,
+    server: Server,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The blocks of a page one after the other, as a reader would: later ones use the names of those before."""
+    if package := PACKAGES.get(page):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)  # what they write is the test's
     sources = [each.text for each in BLOCKS if (each.page, each.language) == (page, "python")]
-    (tmp_path / "page.py").write_text("\n".join(sources).replace(SERVED, server.url))
+    code = "\n".join(sources).replace(SERVED, server.url)
+    if EMBEDDED in code:
+        code = code.replace(EMBEDDED, request.getfixturevalue("embedder").url)
+    (tmp_path / "page.py").write_text(code)
     runpy.run_path(str(tmp_path / "page.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert out

@@ -14,11 +14,15 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM, SamplingParams
 from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.hub.model_removal import plan_removal
+from quintet.interface.types import RankInfo
 from quintet.model_loader import weights_cache
 from quintet.model_loader.loader import ParameterLoad
+from quintet.model_loader.weights_cache import CacheEntry
 from quintet.platforms.cpu.platform import CPU, _layout_key
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
+from tests.helpers.releases import need_model_type
 
 GGUF = Path(__file__).parents[2] / "data/quantized/gguf/llama.gguf"
 PLACED: list[str] = []
@@ -270,10 +274,12 @@ def test_ctrl_c_at_the_end_of_a_command_skips_the_file(tmp_path: Path, monkeypat
         threading.current_thread()._cancelled.wait()  # type: ignore[attr-defined]
         return disk_usage(folder)
 
+    worker = Worker(CPU(), model().config, ModelSizes(torch.float32, 16, 64), RankInfo())
+    worker.load(model().folder, MemoryRoom(4), (), progress=False)
     monkeypatch.setattr(weights_cache, "UNNOTICED", 0.0)
     monkeypatch.setattr(weights_cache, "print_stderr", interrupt)
     monkeypatch.setattr(weights_cache.shutil, "disk_usage", wait_for_interrupt)  # type: ignore[attr-defined]
-    thread = weights_cache.WeightsCache(tmp_path / "kept" / "x.weights", auto=True).store(torch.nn.Linear(4, 4))
+    thread = weights_cache.WeightsCache(tmp_path / "kept" / "x.weights", auto=True).store(worker.model)
     assert thread is not None
     thread.close()
     assert shown == ["keeping packed weights for the next start; Ctrl-C skips it"]
@@ -290,3 +296,37 @@ def test_packed_weights_are_removed_with_their_checkpoint(gguf: Path, tmp_path: 
     (kept,) = kept_files()
     tokens(other, "auto")
     assert kept_files() == [kept] and not gguf.exists()
+
+
+# model types whose modules have buffers, in checkpoints or computed
+BUFFERED: dict[str, dict[str, Any]] = {
+    "ctrl": {},
+    "gemma4_text": {"tie_word_embeddings": True, "head_dim": 8},  # a factor of each layer
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8},  # a bias of each router
+}
+
+
+def placed_tensors(worker: Worker) -> dict[str, torch.Tensor]:
+    """Copies of all parameters and buffers."""
+    model = worker.model
+    return {name: each.clone() for name, each in (*model.named_parameters(), *model.named_buffers())}
+
+
+@pytest.mark.parametrize("family", BUFFERED)
+def test_buffers_of_the_transformers_backend_are_kept_too(family: str, tmp_path: Path) -> None:
+    need_model_type(family)
+    tiny = make(family, {**PLAIN, "num_hidden_layers": 2, **BUFFERED[family]})
+    entry = CacheEntry(tmp_path / "kept", "")
+    sizes = ModelSizes(torch.float32, 16, 64, transformers_backend=True, weights_cache=entry)
+    first, second = (Worker(CPU(), tiny.config, sizes, RankInfo()) for _ in range(2))
+    first.load(tiny.folder, MemoryRoom(4, 0), (), progress=False)
+    want = placed_tensors(first)
+    PLACED.clear()
+    second.load(tiny.folder, MemoryRoom(4, 0), (), progress=False)
+    read = placed_tensors(second)
+    second.sleep(2)
+    second.wake()
+    assert not PLACED and any(name in want for name, _ in first.model.named_buffers())
+    for found in (read, placed_tensors(second)):
+        assert found.keys() == want.keys()
+        assert [name for name, each in want.items() if not torch.equal(found[name], each)] == []

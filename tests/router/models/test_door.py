@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import re
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,8 +29,10 @@ HI = {"messages": [{"role": "user", "content": "Hi"}]}
 class Door:
     """A server that runs before fake engines, and a client of it."""
 
-    def __init__(self, core: ModelsCore, world: World, fakes: dict[str, Fake], client: httpx.AsyncClient) -> None:
-        self.core, self.world, self.fakes, self.client = core, world, fakes, client
+    def __init__(
+        self, server: RouterServer, core: ModelsCore, world: World, fakes: dict[str, Fake], client: httpx.AsyncClient
+    ) -> None:
+        self.server, self.core, self.world, self.fakes, self.client = server, core, world, fakes, client
 
     def engine(self, name: str) -> FakeEngine:
         return self.world.engine(name)
@@ -57,7 +61,7 @@ async def door(
     headers = {"authorization": f"Bearer {settings.api_key[0]}"} if settings.api_key else {}
     try:
         async with httpx.AsyncClient(base_url=base, timeout=None, headers=headers) as client:
-            yield Door(core, world, fakes, client)
+            yield Door(running, core, world, fakes, client)
     finally:
         running._server.should_exit = True
         running._server.disconnect_all()
@@ -332,3 +336,40 @@ async def test_the_page_is_served_without_loading_a_model() -> None:
     async with door() as there:
         assert "<html" in (await there.client.get("/")).text and there.world.starts == []
         assert (await there.client.get("/page/none.js")).status_code == 404
+
+
+async def test_the_server_of_several_models_extracts_the_text_of_a_pdf_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with door() as there:
+        refused = await there.client.post("/page/pdf_text", content=b"no PDF")
+        monkeypatch.setitem(sys.modules, "pypdf", None)
+        missing = await there.client.post("/page/pdf_text", content=b"%PDF-")
+        assert there.world.starts == []
+    assert refused.json()["error"]["message"] == "the PDF cannot be read: it does not begin with %PDF-"
+    assert missing.status_code == 501 and "[pdf]" in missing.json()["error"]["message"]
+    async with door(server={"playground": False}) as there:
+        assert (await there.client.post("/page/pdf_text", content=b"%PDF-")).status_code == 404
+
+
+async def test_a_second_signal_answers_requests_that_wait_for_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with door(world=World(load_seconds=lambda name: 3600.0)) as there:
+        waiting = asyncio.ensure_future(there.chat("b"))
+        await until(lambda: there.world.starts == ["b"])
+        there.server.stop("SIGINT")
+        assert (await there.chat("a")).status_code == 503
+        assert not waiting.done()
+        there.server.stop("SIGINT")
+        answer = await waiting
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "shutting_down"
+    assert "SIGINT again: 1 requests are cut short" in caplog.text and "all requests finished" not in caplog.text
+    assert re.search(r"ended after \d+\.\d s: 1 requests were cut short", caplog.text)
+
+
+async def test_requests_that_wait_at_the_end_of_the_drain_are_answered() -> None:
+    async with door(world=World(load_seconds=lambda name: 3600.0), server={"drain_timeout": 0.05}) as there:
+        waiting = asyncio.ensure_future(there.chat("b"))
+        await until(lambda: there.world.starts == ["b"])
+        there.server.stop("SIGTERM")
+        answer = await waiting
+    assert answer.json()["error"]["message"] == "the server is shutting down"

@@ -24,6 +24,7 @@ class SilentChild:
     """A child process that does nothing, with the orders that it got."""
 
     orders: ModelOrders
+    killed = False
 
     def __init__(self, module: str, orders: ModelOrders, **streams: Any) -> None:
         SilentChild.orders = orders
@@ -32,6 +33,9 @@ class SilentChild:
 
     def follow(self, ended: Callable[[Any], object]) -> None:
         pass
+
+    def kill(self) -> None:
+        SilentChild.killed = True
 
     def close(self, seconds: float = 0.0) -> None:
         os.close(self._writer)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ class PlanningChild:
     """A process that plans: the test writes its lines."""
 
     writer: int
+    killed = False
     exit = Exit(1)
 
     def __init__(self, module: str, orders: Any, stdout: int) -> None:
         reader, PlanningChild.writer = os.pipe()
+        PlanningChild.killed = False
         self.stdout = os.fdopen(reader, "rb")
+
+    def kill(self) -> None:
+        PlanningChild.killed = True
 
     def close(self) -> None:
         self.stdout.close()
@@ -44,16 +50,55 @@ async def test_an_estimate_comes_before_the_next_model_is_planned(monkeypatch: p
     assert missing == [(0, why), (2, why)]
 
 
-def test_models_that_have_to_be_downloaded_are_planned_last(tmp_path: Path) -> None:
-    cached = tmp_path / "models--owner--cached"
+async def test_the_process_that_plans_is_killed_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "Child", PlanningChild)
+    coming = estimate_models([spec("a"), spec("b")])
+    first = asyncio.ensure_future(anext(coming))
+    await asyncio.sleep(0)
+    os.write(PlanningChild.writer, msgspec.json.encode((0, MemoryEstimate())) + b"\n")
+    await first
+    assert not PlanningChild.killed
+    await coming.aclose()
+    assert PlanningChild.killed
+    os.close(PlanningChild.writer)
+
+
+def cache_files(folder: Path, name: str, files: dict[str, str]) -> None:
+    """Puts files of a model into a folder of the hub's form."""
+    cached = folder / f"models--owner--{name}"
     snapshot = cached / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        (snapshot / name).write_text("{}")
+    for file, text in files.items():
+        (snapshot / file).write_text(text)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
+
+
+def test_models_that_have_to_be_downloaded_are_planned_last(tmp_path: Path) -> None:
+    cache_files(tmp_path, "cached", {"config.json": "{}", "model.safetensors": "{}"})
     names = ["owner/far", "s3://bucket/model", "owner/cached", "bundled"]
     assert local_first([EngineConfig(model=each, download_dir=str(tmp_path)) for each in names]) == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["config.json"],
+        ["config.json", "model-00001-of-00002.safetensors"],
+        ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"],
+        ["config.json", "pytorch_model-00002-of-00002.bin"],
+        ["model-Q8_0-00002-of-00002.gguf"],
+    ],
+    ids=["no-weights", "a-shard", "a-shard-of-an-index", "a-pickle", "a-part-of-gguf"],
+)
+def test_a_model_whose_download_was_interrupted_is_planned_last(files: list[str], tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    texts = {each: json.dumps(index) if each.endswith("index.json") else "{}" for each in files}
+    cache_files(tmp_path, "half", texts)
+    cache_files(tmp_path, "whole", {**texts, "config.json": "{}", "model-00001-of-00002.safetensors": "{}",
+                                    "model-00002-of-00002.safetensors": "{}"})  # fmt: skip
+    names = ["owner/half", "owner/whole"]
+    assert local_first([EngineConfig(model=each, download_dir=str(tmp_path)) for each in names]) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks import several_models
 from tests.helpers.processes import gone
 from tests.helpers.servers.serving import Server, until, words_of
 
@@ -46,8 +47,10 @@ def ask(url: str, model: str, stream: bool = False) -> tuple[int, Any]:
         return answer.status_code, answer.json().get("data", answer.text)
     body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stream": stream}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=280)
-    if not stream or answer.status_code != 200:
-        return answer.status_code, answer.json().get("choices", [{"text": answer.text}])[0]["text"]
+    if answer.status_code != 200:
+        return answer.status_code, answer.json()["error"]["message"]
+    if not stream:
+        return answer.status_code, answer.json()["choices"][0]["text"]
     events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
     broken = any("error" in json.loads(each) for each in events)
     return 502 if broken else 200, "".join(json.loads(each)["choices"][0]["text"] for each in events if not broken)
@@ -104,6 +107,18 @@ def test_three_models_with_room_for_two_answer_under_load_and_kills(server: Serv
     )
 
 
+@pytest.mark.sweep
+@pytest.mark.timeout(900)
+def test_no_request_is_lost_or_answered_by_another_model_under_a_longer_load() -> None:
+    figures = several_models.run(seconds=60.0, clients=4)
+    assert figures["distinct_models"] == 3
+    assert (figures["lost"], figures["wrong"], figures["examples"]) == (0, 0, [])
+    assert figures["loads"] > 3 and figures["unloads_for_memory"] > 1
+    assert figures["engines_ended_by_themselves"] == 0
+    assert 0 < figures["peak_planned_mib"] <= figures["budget_mib"]
+    assert 0 < figures["peak_memory_mib"] <= figures["budget_mib"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
@@ -115,6 +130,25 @@ def test_no_engine_outlives_the_server(server: Server, by: signal.Signals) -> No
     assert until(lambda: gone(*children)), [psutil.Process(each) for each in children if psutil.pid_exists(each)]
     server.process.wait(60)
     assert server.process.returncode == (0 if by is signal.SIGTERM else -9)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("module", ["estimate_process", "engine_process"])
+def test_ctrl_c_twice_while_a_model_is_planned_or_loads_leaves_no_process(server: Server, module: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server.url, "plain")
+        waits = 'quintet:model_waiting{model="plain"} 1.0'
+        assert until(lambda: waits in httpx.get(f"{server.url}/metrics").text)
+        assert until(lambda: any(f"quintet.router.models.{module}" in words_of(each) for each in server.children()))
+        children = [each.pid for each in server.children()]
+        server.process.send_signal(signal.SIGINT)
+        assert until(lambda: "SIGINT: the server ends; 1 requests run" in server.output)
+        server.process.send_signal(signal.SIGINT)
+        assert asked.result() == (503, "the server is shutting down")
+    assert server.process.wait(60) == 0
+    assert until(lambda: gone(*children)), children
+    assert "1 requests were cut short" in server.output and "Traceback" not in server.output
 
 
 @pytest.mark.slow

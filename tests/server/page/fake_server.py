@@ -92,6 +92,7 @@ class FakeServer(ThreadingHTTPServer):
         self.models: list[dict[str, Any]] = [{"id": MODEL}, {"id": "other"}]
         self.tokenized: list[dict[str, Any]] = []  # bodies of /tokenize
         self.has_tokenize = True
+        self.pdf_texts: dict[str, str] = {}  # PDF files that it reads, and their texts
         self.key: str | None = None
         self.go_on = threading.Event()  # lets a script pass from its parts to its rest
         self.hung_up = threading.Event()  # the page closed the connection of an answer
@@ -159,9 +160,12 @@ class Handler(BaseHTTPRequestHandler):
         return self.send_error(404)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
         if not self._allowed():
             return self._refuse()
+        if self.path.endswith("/page/pdf_text"):
+            return self._extract(raw.decode())
+        body = json.loads(raw)
         if self.path.endswith("/tokenize"):
             return self._tokenize(body)
         self.server.requests.append(body)
@@ -182,6 +186,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.tokenized.append(body)
         count = sum(len((message["content"] or "").split()) for message in body["messages"])
         self._send(json.dumps({"count": count, "tokens": []}).encode(), "application/json")
+
+    def _extract(self, pdf: str) -> None:
+        text = self.server.pdf_texts.get(pdf)
+        known = json.dumps({"text": text, "pages": 1}).encode()
+        body = known if text is not None else b"".join(refusal("the PDF cannot be read", "invalid_pdf"))
+        self._send(body, "application/json", 200 if text is not None else 400)
 
     def _paced(self, script: Script) -> Iterator[bytes]:
         yield from script.parts

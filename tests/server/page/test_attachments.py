@@ -1,4 +1,4 @@
-"""Text files go with a message: by button, drag and paste, within bounds, and as text."""
+"""Text and PDF files go with a message: by button, drag and paste, within bounds, and as text."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_files_are_chips_and_sent_as_text_with_their_names(page: Page, server: F
     server.scripts += [Script(answer("Two files.")), Script(answer("Again."))]
     open_page(page, server.url)
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Attach text files").click()
+        page.get_by_role("button", name="Attach text or PDF files").click()
     assert chooser.value.is_multiple()
     utf16 = "grün".encode("utf-16-le")
     attach(page, ("a.md", b"# Title\n"), ("b.txt", b"\xff\xfe" + utf16), ("gone.txt", b"x"))
@@ -91,7 +91,6 @@ def test_files_are_dropped_and_pasted(page: Page, server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("a.pdf", b"%PDF-1.7\n\xe2\xe3", "a.pdf is a PDF, which this page does not read. Attach its text"),
         ("a.png", b"\x89PNG\r\n\x1a\n\x00\x00", "a.png is not a text file (UTF-8)."),
         ("a.bin", b"text\x00text", "a.bin is not a text file (UTF-8)."),
         ("latin1.txt", "grün".encode("latin-1"), "latin1.txt is not a text file (UTF-8)."),
@@ -107,6 +106,26 @@ def test_what_cannot_be_attached_is_named_with_its_reason(
     expect(chips(page).locator("span")).to_have_text(["good.txt"])
     attach(page, ("other.txt", b"x"))
     expect(notice(page)).to_be_hidden()
+
+
+def test_a_pdf_is_attached_as_the_text_that_the_server_extracts(page: Page, server: FakeServer) -> None:
+    server.scripts.append(Script(answer("A report.")))
+    server.pdf_texts["%PDF-1.7 good" + "x" * 600_000] = "Revenue grew."
+    open_page(page, server.url)
+    attach(page, ("report.pdf", b"%PDF-1.7 good" + b"x" * 600_000))
+    expect(chips(page).locator("span")).to_have_text(["report.pdf"])
+    finished(say(page, "Sum up."))
+    assert server.requests[0]["messages"][0]["content"] == "File: report.pdf\n```\nRevenue grew.\n```\n\nSum up."
+
+
+def test_a_pdf_that_the_server_refuses_is_named_with_its_reason(
+    page: Page, server: FakeServer, allowed_complaints: list[str]
+) -> None:
+    allowed_complaints.append("status of 400")
+    open_page(page, server.url)
+    attach(page, ("bad.pdf", b"%PDF-1.7"), ("good.txt", b"good"))
+    expect(notice(page)).to_have_text("bad.pdf: the PDF cannot be read")
+    expect(chips(page).locator("span")).to_have_text(["good.txt"])
 
 
 def test_the_files_of_a_message_are_bounded_together(page: Page, server: FakeServer) -> None:

@@ -69,7 +69,7 @@ def test_counters_become_figures(
     page.goto(server.url)
     found = page.evaluate(
         """async (samples) => {
-            const { History } = await import("./page/metrics.js");
+            const { History } = await import("./page/panel/metrics.js");
             const history = new History();
             const ttft = "vllm:time_to_first_token_seconds";
             for (const [time, tokens, count, sum] of samples)

@@ -12,11 +12,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.sampling_params import ParameterError
-from quintet.server.http.errors import ClientGone
 from quintet.server.http.inputs.body import Body, read_body
 from quintet.server.http.openapi import documents_route
-from quintet.server.http.respond import app_state_of, json_response
-from quintet.server.mcp.results import ToolResult
+from quintet.server.http.respond import app_state_of, json_response, while_connected
 from quintet.server.mcp.server import ToolServer, ToolServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -79,7 +77,7 @@ async def call_tool(http: HttpRequest) -> Response:
     server = await app_state_of(http).tool_servers.server_named(body.server)
     if server is None:
         raise ParameterError("server", f"names no tool server: {body.server[:80]!r}")
-    result = await _while_connected(http, asyncio.ensure_future(server.call(body.name, body.arguments)))
+    result = await while_connected(http, server.call(body.name, body.arguments))
     return json_response(ToolOutput(output=result.text, failed=result.failed))
 
 
@@ -91,18 +89,3 @@ async def _server_entry(server: ToolServer) -> OfferedServer:
         return OfferedServer(name=server.name or "?", error="it does not answer; the server's log says why")
     offered = [OfferedTool(name=each.name, description=each.description, parameters=each.schema) for each in tools]
     return OfferedServer(name=server.name or "?", tools=offered)
-
-
-async def _while_connected(http: HttpRequest, work: "asyncio.Future[ToolResult]") -> ToolResult:
-    """The body was read: the next message is that the caller has gone."""
-    gone = asyncio.ensure_future(http.receive())
-    both: set[asyncio.Future[Any]] = {work, gone}
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientGone()
-        return work.result()
-    finally:
-        for each in both:
-            each.cancel()
-        await asyncio.wait(both)

@@ -1,4 +1,4 @@
-"""GET / and /page/*: the page's files, from memory."""
+"""GET / and /page/*: the page's files, from memory; POST /page/pdf_text: text of a PDF that the page attaches."""
 
 import hashlib
 import mimetypes
@@ -11,9 +11,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.server.http.errors import ApiError
+from quintet.server.http.inputs.body import read_bytes
 from quintet.server.http.middleware.access import PAGE_POLICY
+from quintet.server.http.respond import json_response, while_connected
+from quintet.server.pdf.extract import PdfExtractor
 
 FOLDER = Path(__file__).parents[2] / "page"
+PDF_TEXT = "/page/pdf_text"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -30,7 +34,7 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     files = read_page(folder)
     if tool_servers:
         files["index.html"] = _with_tool_servers(files["index.html"])
-    routes = APIRouter(include_in_schema=False)
+    routes, extractor = APIRouter(include_in_schema=False), PdfExtractor()
 
     @routes.get("/")
     async def index(http: HttpRequest) -> Response:
@@ -40,7 +44,16 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     async def file(http: HttpRequest, name: str) -> Response:
         return page_response(files, name, http)
 
+    @routes.post(PDF_TEXT)
+    async def pdf_text(http: HttpRequest) -> Response:
+        return await pdf_response(extractor, await read_bytes(http), http)
+
     return routes
+
+
+async def pdf_response(extractor: PdfExtractor, content: bytes, http: HttpRequest) -> Response:
+    """Returns text and number of pages of a PDF file as JSON. The body of `http` was read. ApiError 400, 501."""
+    return json_response(await while_connected(http, extractor.extract(content)))
 
 
 def _with_tool_servers(index: PageFile) -> PageFile:

@@ -62,6 +62,11 @@ async def _read(http: HttpRequest, any_type: bool) -> bytes:
         raise ApiError(
             415, f"the body is {kind[:_MAX_VALUE_SHOWN]!r}; send JSON, with the header Content-Type: application/json"
         )
+    return await read_bytes(http)
+
+
+async def read_bytes(http: HttpRequest) -> bytes:
+    """Reads a body of any type. Raises ClientGone if the client disconnects before its end."""
     try:
         return await http.body()
     except ClientDisconnect:

@@ -16,9 +16,8 @@ from quintet.sampling_params import SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, openai_shape
-from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.prompts import completion_prompts, run_in_thread
-from quintet.server.http.llamacpp.inputs import infill_prompt, read_params, read_prompts, text_size
+from quintet.server.http.llamacpp.inputs import infill_prompt, read_params, read_prompts, read_request, text_size
 from quintet.server.http.llamacpp.protocol import CompletionAnswer, CompletionBody, InfillBody, Timings
 from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
@@ -38,9 +37,7 @@ _MILLISECONDS = 1000.0
 @documents_route(body=CompletionBody, answer=_ANSWERS, stream=CompletionAnswer)
 async def create_completion(http: HttpRequest) -> Response:
     """Completes a prompt; of a list of prompts, the answer is a list."""
-    service, body = app_state_of(http), await read_body(http, CompletionBody, any_type=True)
-    service.check_model(body.model)
-    service.check_ready()
+    service, body = await read_request(http, CompletionBody)
     size = text_size(body.prompt)
     prompts, is_list = await run_in_thread(service, size, partial(read_prompts, service, body.prompt), "prompt")
     return await _complete(http, body, read_params(service, body), prompts, is_list)
@@ -50,9 +47,7 @@ async def create_completion(http: HttpRequest) -> Response:
 @documents_route(body=InfillBody, answer=_ANSWERS, stream=CompletionAnswer)
 async def create_infill(http: HttpRequest) -> Response:
     """Fills the gap between two texts, with the model's FIM tokens."""
-    service, body = app_state_of(http), await read_body(http, InfillBody, any_type=True)
-    service.check_model(body.model)
-    service.check_ready()
+    service, body = await read_request(http, InfillBody)
     params = read_params(service, body)
     return await _complete(http, body, params, [infill_prompt(service, body, params)], is_list=False)
 

@@ -1,12 +1,14 @@
 """Reads llama.cpp's prompts and sampling fields."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 
 from quintet.chat.validation import kind_of
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quintet.server.http.app_state import AppState
+from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.infill import (
     add_infill_ends,
     added_tokens,
@@ -17,7 +19,8 @@ from quintet.server.http.inputs.llama_sampling import llama_fields
 from quintet.server.http.inputs.prompts import need_tokenizer
 from quintet.server.http.inputs.response_format import structured_output_of
 from quintet.server.http.inputs.sampling_params import checked_params
-from quintet.server.http.llamacpp.protocol import CompletionBody, ExtraFile, InfillBody
+from quintet.server.http.llamacpp.protocol import CompletionBody, EmbeddingBody, ExtraFile, InfillBody
+from quintet.server.http.respond import app_state_of
 from quintet.tokenizers.tokenizer import Tokenizer
 
 # Tokens before the name of a project, and before the name of each file: Qwen2.5-Coder, StarCoder 2.
@@ -27,6 +30,16 @@ _NEVER = -100  # bias of a token that must not be drawn
 _MAX_BIASES, _MAX_BIASED_TEXT = 1024, 256  # entries; characters, which are tokenized in the event loop
 
 _NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs", "n": "n_cmpl"}
+
+AnyBody = TypeVar("AnyBody", CompletionBody, InfillBody, EmbeddingBody)
+
+
+async def read_request(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBody]:
+    """Reads a body, and checks that its model is served and ready. Raises ApiError 400, 404 or 503."""
+    service, body = app_state_of(http), await read_body(http, kind, any_type=True)
+    service.check_model(body.model)
+    service.check_ready()
+    return service, body
 
 
 def read_params(service: AppState, body: CompletionBody) -> SamplingParams:

@@ -14,6 +14,7 @@ from quintet.server.http.inputs.body import parse_body, read_body
 from quintet.server.http.inputs.chat_input import chat_model, read_chat
 from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.llamacpp.completion import generation_settings
+from quintet.server.http.llamacpp.inputs import read_request
 from quintet.server.http.llamacpp.protocol import (
     EmbeddingAnswer,
     EmbeddingBody,
@@ -105,9 +106,7 @@ async def apply_template(http: HttpRequest) -> Response:
 @documents_route(body=EmbeddingBody, answer=list[EmbeddingAnswer])
 async def create_embedding(http: HttpRequest) -> Response:
     """Returns a list of embeddings, each in a list of its own as llama.cpp has it."""
-    service, body = app_state_of(http), await read_body(http, EmbeddingBody, any_type=True)
-    service.check_model(body.model)
-    service.check_ready()
+    service, body = await read_request(http, EmbeddingBody)
     one_of(body, "content", "input")
     if body.embd_normalize not in _NORMALIZE:
         raise invalid_field("embd_normalize", f"must be 2 or -1, not {body.embd_normalize}: others are not served")

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -15,15 +15,18 @@ from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, R
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, ollama_shape
+from quintet.server.http.inputs.body import read_body
 from quintet.server.http.ollama.models import known_name
-from quintet.server.http.ollama.protocol import Call, CalledFunction, ChatLine, ChatMessage, GenerateLine
+from quintet.server.http.ollama.protocol import Call, CalledFunction, ChatLine, ChatMessage, GenerateLine, ModelBody
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
 from quintet.server.http.openai.messages import arguments_object, parse_all
-from quintet.server.http.respond import stream_response, whole_response
+from quintet.server.http.respond import app_state_of, stream_response, whole_response
 from quintet.server.http.sse import encode
 from quintet.server.http.usage import usage_of
 
 _NANOSECONDS = 10**9
+
+NamedBody = TypeVar("NamedBody", bound=ModelBody)
 
 
 @dataclass
@@ -33,16 +36,6 @@ class Stopwatch:
     started: int
     loaded: int = 0  # when the model was ready
 
-    @classmethod
-    def start(cls) -> "Stopwatch":
-        return cls(time.monotonic_ns())
-
-    def check_model(self, service: AppState, name: str) -> None:
-        """Checks that the model is served and ready. Raises ApiError 404 or 503."""
-        service.check_model(known_name(service, name))
-        service.check_ready()
-        self.loaded = time.monotonic_ns()
-
     @property
     def total(self) -> int:
         return time.monotonic_ns() - self.started
@@ -50,6 +43,16 @@ class Stopwatch:
     @property
     def load(self) -> int:
         return self.loaded - self.started
+
+
+async def read_request(http: HttpRequest, kind: type[NamedBody]) -> tuple[Stopwatch, AppState, NamedBody]:
+    """Reads a body, and checks that its model is served and ready. Raises ApiError 400, 404 or 503."""
+    watch, service = Stopwatch(time.monotonic_ns()), app_state_of(http)
+    body = await read_body(http, kind, any_type=True)
+    service.check_model(known_name(service, body.model))
+    service.check_ready()
+    watch.loaded = time.monotonic_ns()
+    return watch, service, body
 
 
 @dataclass

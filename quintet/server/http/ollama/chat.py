@@ -13,13 +13,13 @@ from quintet.chat.tool_choice import read_tools
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import PromptRequest
-from quintet.server.http.inputs.body import parse_body, read_body
+from quintet.server.http.inputs.body import parse_body
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
 from quintet.server.http.inputs.llama_sampling import llama_fields
 from quintet.server.http.inputs.prompts import completion_prompts, need_tokenizer, run_in_thread
 from quintet.server.http.inputs.sampling_params import checked_params, invalid_field
 from quintet.server.http.ollama import messages as inputs
-from quintet.server.http.ollama.answer import MessagePart, OllamaAnswer, Stopwatch, answer_line
+from quintet.server.http.ollama.answer import MessagePart, OllamaAnswer, Stopwatch, answer_line, read_request
 from quintet.server.http.ollama.protocol import (
     ChatBody,
     ChatLine,
@@ -44,9 +44,7 @@ _REMEDY = "shorten it, or start the server with a larger --max-model-len"
 @documents_route(body=ChatBody, answer=ChatLine, lines=ChatLine, errors=OllamaError)
 async def chat(http: HttpRequest) -> Response:
     """Answers a conversation; without messages, says that the model is loaded."""
-    watch, service = Stopwatch.start(), app_state_of(http)
-    body = await read_body(http, ChatBody, any_type=True)
-    watch.check_model(service, body.model)
+    watch, service, body = await read_request(http, ChatBody)
     if not body.messages:
         return _loaded(body, is_chat=True)
     params = _params(service, body)
@@ -61,9 +59,7 @@ async def chat(http: HttpRequest) -> Response:
 async def generate(http: HttpRequest) -> Response:
     """Answers a prompt, continues it (raw), or fills in before a suffix; without either, says that the model is
     loaded."""
-    watch, service = Stopwatch.start(), app_state_of(http)
-    body = await read_body(http, GenerateBody, any_type=True)
-    watch.check_model(service, body.model)
+    watch, service, body = await read_request(http, GenerateBody)
     if not body.prompt and not body.suffix:
         return _loaded(body, is_chat=False)
     params = _params(service, body)

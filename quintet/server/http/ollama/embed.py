@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
-from quintet.server.http.inputs.body import parse_body, read_body
-from quintet.server.http.ollama.answer import Stopwatch
+from quintet.server.http.inputs.body import parse_body
+from quintet.server.http.ollama.answer import read_request
 from quintet.server.http.ollama.protocol import (
     EmbedBody,
     Embedded,
@@ -23,7 +23,7 @@ from quintet.server.http.pooling.inputs import as_list, read_inputs, resolve_par
 from quintet.server.http.pooling.protocol_requests import EmbeddingRequest
 from quintet.server.http.pooling.routes import encode_all
 from quintet.server.http.pooling.run import PoolingWork, respond
-from quintet.server.http.respond import app_state_of, json_response
+from quintet.server.http.respond import json_response
 from quintet.server.http.usage import RequestUsage
 
 router = APIRouter()
@@ -35,9 +35,7 @@ _WHOLE_CONTEXT = -1  # of truncate_prompt_tokens: as much as the model takes
 @documents_route(body=EmbedBody, answer=Embedded, errors=OllamaError)
 async def embed(http: HttpRequest) -> Response:
     """Returns embeddings of length 1; of no text, none."""
-    watch, service = Stopwatch.start(), app_state_of(http)
-    body = await read_body(http, EmbedBody, any_type=True)
-    watch.check_model(service, body.model)
+    watch, service, body = await read_request(http, EmbedBody)
     keep = None if body.truncate is False else _WHOLE_CONTEXT
     params = PoolingParams(dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep)
     params = resolve_params(service, params, "embed", "/api/embed")
@@ -60,9 +58,7 @@ async def embed(http: HttpRequest) -> Response:
 @documents_route(body=EmbeddingsBody, answer=OneEmbedding, errors=OllamaError)
 async def embed_prompt(http: HttpRequest) -> Response:
     """Returns the embedding of one text, normalized as the model's files say."""
-    watch, service = Stopwatch.start(), app_state_of(http)
-    body = await read_body(http, EmbeddingsBody, any_type=True)
-    watch.check_model(service, body.model)
+    watch, service, body = await read_request(http, EmbeddingsBody)
     params = resolve_params(service, PoolingParams(truncate_prompt_tokens=_WHOLE_CONTEXT), "embed", "/api/embeddings")
     if not body.prompt:
         return json_response(OneEmbedding([]))

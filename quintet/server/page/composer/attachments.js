@@ -34,6 +34,7 @@ export class Attachments {
 
   async #read(files) {
     const reasons = [];
+    byId("attach").textContent = "…"; // the server may take seconds for a PDF
     for (const file of files) {
       try {
         if (this.list.length >= MAX_FILES) throw new Error(`A message takes ${MAX_FILES} files. Remove one first.`);
@@ -42,6 +43,7 @@ export class Attachments {
         if (!reasons.includes(error.message)) reasons.push(error.message);
       }
     }
+    byId("attach").textContent = "+";
     this.#draw();
     this.on.failed(reasons.slice(0, 3).join(" "));
     byId("text").focus();

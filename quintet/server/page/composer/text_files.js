@@ -1,24 +1,38 @@
-/** Text files for a message: reads and bounds them, and writes them into the prompt. */
+/** Text and PDF files for a message: reads and bounds them, and writes them into the prompt. */
+
+import { pdfText } from "../api.js";
 
 export const MAX_FILES = 10; // of a message
 export const MAX_BYTES = 500_000; // of a message's files together
 const MAX_NAME = 120;
+const PDF_MARK = "%PDF-";
 const MARKS = [["utf-16le", [0xff, 0xfe]], ["utf-16be", [0xfe, 0xff]]];
 
 /** Reads a file as text; throws an error that says why it cannot be attached. `used`: bytes of the other files. */
 export async function readTextFile(file, used) {
   const name = cleanName(file.name);
-  if (used + file.size > MAX_BYTES) throw tooLarge(name, file.size, used);
-  const bytes = await file.arrayBuffer().then((buffer) => new Uint8Array(buffer), () => null);
-  if (!bytes) throw new Error(`${name} cannot be read: it is a folder, or the browser may not open it.`);
-  if (String.fromCharCode(...bytes.subarray(0, 5)) === "%PDF-") {
-    throw new Error(`${name} is a PDF, which this page does not read. Attach its text, such as pdftotext writes it.`);
-  }
-  const text = decode(bytes);
+  const isPdf = String.fromCharCode(...(await bytesIn(file.slice(0, PDF_MARK.length), name))) === PDF_MARK;
+  if (!isPdf && used + file.size > MAX_BYTES) throw tooLarge(name, file.size, used);
+  const text = isPdf ? await textOfPdf(file, name) : decode(await bytesIn(file, name));
   if (text === null) throw new Error(`${name} is not a text file (UTF-8). Attach text, such as .txt, .md or .py.`);
   const length = bytesOf([{ text }]); // of UTF-16 it may be more
   if (used + length > MAX_BYTES) throw tooLarge(name, length, used);
   return { name, text };
+}
+
+async function bytesIn(blob, name) {
+  const bytes = await blob.arrayBuffer().then((buffer) => new Uint8Array(buffer), () => null);
+  if (!bytes) throw new Error(`${name} cannot be read: it is a folder, or the browser may not open it.`);
+  return bytes;
+}
+
+/** The server extracts it. */
+async function textOfPdf(file, name) {
+  try {
+    return await pdfText(file);
+  } catch (error) {
+    throw new Error(`${name}: ${error.message}`);
+  }
 }
 
 function tooLarge(name, bytes, used) {

@@ -1,6 +1,6 @@
 /** One conversation as data: checks it, names it, bounds it. Messages are what Message.kept returns. */
 
-import { areCalls } from "../calls.js";
+import { areCalls } from "../messages/calls.js";
 import { areFiles } from "../composer/text_files.js";
 
 export const MAX_TITLE = 200; // characters

@@ -2,7 +2,7 @@
 
 import { withFiles } from "../composer/text_files.js";
 import { h } from "../dom.js";
-import { split } from "../thinking.js";
+import { split } from "../messages/thinking.js";
 import { oneLine, readRecord, titleOf } from "./record.js";
 import { MAX_COUNT } from "./store.js";
 

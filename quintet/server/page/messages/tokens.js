@@ -1,6 +1,6 @@
 /** Shows an answer token by token: tinted by probability, with what else could have stood there. */
 
-import { byId, h } from "./dom.js";
+import { byId, h } from "../dom.js";
 
 const SIGNS = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
 

@@ -1,11 +1,11 @@
 /** One message of the conversation, and how it looks: text, or tokens where their probabilities came with it. */
 
 import { Calls } from "./calls.js";
-import { copyButton } from "./clipboard.js";
-import { fileChip } from "./composer/attachments.js";
-import { withFiles } from "./composer/text_files.js";
-import { h, swap } from "./dom.js";
-import { Growing } from "./markdown/markdown.js";
+import { copyButton } from "../clipboard.js";
+import { fileChip } from "../composer/attachments.js";
+import { withFiles } from "../composer/text_files.js";
+import { h, swap } from "../dom.js";
+import { Growing } from "../markdown/markdown.js";
 import { Stopwatch, Thinking, split } from "./thinking.js";
 import { TokenRow } from "./tokens.js";
 

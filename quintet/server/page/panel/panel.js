@@ -1,7 +1,7 @@
 /** The live panel: asks for the server's metrics once a second while the tab is seen, and draws them. */
 
-import { request } from "./api.js";
-import { byId } from "./dom.js";
+import { request } from "../api.js";
+import { byId } from "../dom.js";
 import { History, parse } from "./metrics.js";
 
 const EVERY = 1000; // ms

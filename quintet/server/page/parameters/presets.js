@@ -1,8 +1,8 @@
 /** Presets: named sets of the parameters form, kept in this browser. */
 
-import { byId, h } from "./dom.js";
+import { byId, h } from "../dom.js";
 import { FIELDS } from "./settings.js";
-import { offerUndo } from "./toast.js";
+import { offerUndo } from "../toast.js";
 
 const PRESETS = `quintet.presets:${location.pathname}`;
 const MAX_COUNT = 50;

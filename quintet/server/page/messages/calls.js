@@ -1,7 +1,7 @@
 /** What a model calls: a card for each call, with its name and arguments, and what the reader answers to it. */
 
-import { h } from "./dom.js";
-import { runner } from "./served.js";
+import { h } from "../dom.js";
+import { runner } from "../parameters/served.js";
 
 const TEXTS = ["id", "name", "arguments"];
 

@@ -1,7 +1,7 @@
 /** What a model thinks before it answers: found between its tags, and folded away. */
 
-import { h } from "./dom.js";
-import { Growing } from "./markdown/markdown.js";
+import { h } from "../dom.js";
+import { Growing } from "../markdown/markdown.js";
 
 const OPEN = "<think>";
 const CLOSE = "</think>";

@@ -1,7 +1,7 @@
 /** Tools of tool servers that this server knows: the reader offers a server's to the model, and has each call run. */
 
-import { request } from "./api.js";
-import { byId, h } from "./dom.js";
+import { request } from "../api.js";
+import { byId, h } from "../dom.js";
 
 const servers = new Map(); // name -> its tools, as OpenAI's API has them
 

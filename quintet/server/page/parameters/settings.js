@@ -1,6 +1,6 @@
 /** The form of parameters: what is left empty is not sent, so that the server's default holds. */
 
-import { byId } from "./dom.js";
+import { byId } from "../dom.js";
 import { servedTools } from "./served.js";
 import { parseTools, wrongTools } from "./tools.js";
 
