@@ -82,12 +82,12 @@ class Tokenizer:
         """Number of tokens, added ones included; ids may have gaps, see vocab_size."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
-    @functools.cached_property
+    @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return self._extent[0]
 
-    @functools.cached_property
+    @property
     def max_chars_per_token(self) -> int | None:
         """No token stands for more characters, so a longer text than this times a limit in tokens cannot fit.
 
@@ -98,7 +98,18 @@ class Tokenizer:
         byte_level = self.pieces is not None and self.pieces.is_byte_level
         if getattr(model, "unk_token", None) and not getattr(model, "byte_fallback", False) and not byte_level:
             return None
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._extent[1]
+
+    @functools.cached_property
+    def _extent(self) -> tuple[int, int]:
+        """One more than the largest id, and the characters of the longest token. Tokens are read one by one: a copy of
+        the vocabulary takes 60 MiB with 260k tokens, which the C library keeps."""
+        size = len(self)
+        try:
+            return size, max((len(self.backend.id_to_token(token_id)) for token_id in range(size)), default=1)
+        except TypeError:  # no token has this id: there are gaps
+            ids = self.backend.get_vocab(with_added_tokens=True)
+            return max(ids.values()) + 1, max(map(len, ids))
 
     def for_pooling(self, lowercase: bool) -> None:
         """Sets the tokenizer up for a pooling model: each text has the ids that transformers gives it, also one that
@@ -210,6 +221,13 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
 
     Raises ValueError that says which files are missing or damaged.
     """
+    try:
+        return _load_tokenizer(path, revision)
+    finally:
+        release_free_memory()  # what it was built of
+
+
+def _load_tokenizer(path: str | Path, revision: str | None) -> Tokenizer:
     folder = Path(path)
     if folder.is_file():
         return _load_tekken(folder) if folder.name == TEKKEN else _load_gguf(folder)
@@ -345,8 +363,6 @@ def _build(build: Callable[[Any], Any], described: Any) -> Any:
             return build(described)
     except Exception as error:  # what tokenizers raises for a damaged description
         raise ValueError(str(error)) from error
-    finally:
-        release_free_memory()
 
 
 def _by_transformers(path: str | Path, revision: str | None) -> Any:

@@ -26,7 +26,7 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
-from quintet.interface.platform import DeviceLost
+from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.outputs import TokenDelta
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def main() -> int:
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     try:
         core = Core(context, folder, engine, prepared, serves, pulse)
-        if orders.warm_grammars and importlib.util.find_spec("llguidance") is not None:
+        if orders.warm_grammars and warms_grammars(prepared.capabilities):
             core.then = grammars.warm
         core.run()
     except Exception as error:
@@ -67,6 +67,12 @@ def main() -> int:
         wire.Failure(type(error).__name__, str(error), known).leave(folder, orders.number)
         return 1
     return 0
+
+
+def warms_grammars(capabilities: Capabilities) -> bool:
+    """Returns whether the vocabulary for grammars is made before a request asks for a grammar. It takes 100 MiB with
+    150k tokens: not where the weights need the host's memory, too."""
+    return not capabilities.layout_key and importlib.util.find_spec("llguidance") is not None
 
 
 def _log(orders: wire.EngineOrders) -> None:
