@@ -15,6 +15,7 @@ import msgspec
 import torch
 import zmq
 
+from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
@@ -28,6 +29,7 @@ from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.outputs import TokenDelta
+from quintet.tokenizers.compact import release_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def main() -> int:
     pulse = Pulse(context, folder, range(orders.num_workers), orders.number, orders.stats_each_step)
     pulse.start()
     try:
-        prepared = prepare(EngineConfig(**orders.engine))
+        with without_garbage_collection():  # transformers may be imported
+            prepared = prepare(EngineConfig(**orders.engine))
         serves, grammars = served(prepared), grammars_of(prepared)
         engine = launch(prepared, progress=orders.progress, grammars=grammars)
         shutdown.ranks = prepared.ranks
@@ -55,6 +58,7 @@ def main() -> int:
         return REFUSED
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
+    release_free_memory()
     try:
         core = Core(context, folder, engine, prepared, serves, pulse)
         if orders.warm_grammars and warms_grammars(prepared.capabilities):
