@@ -16,7 +16,12 @@ def without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else what a program has frozen would be let go
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
+        resume_garbage_collection()
+
+
+def resume_garbage_collection() -> None:
+    """Looks for garbage from now on, among what is new."""
+    if not gc.get_freeze_count():  # else what a program has frozen would be let go
+        gc.freeze()
+        gc.unfreeze()
+    gc.enable()

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from quintet.common.imports import resume_garbage_collection
 from quintet.common.subprocess_python import python_command
 
 T = TypeVar("T")
@@ -57,8 +58,8 @@ class Child:
         subprocess.Popen's."""
         with _blocked():
             self._process = subprocess.Popen(
-                python_command(module), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=inherit,
-                start_new_session=True,
+                python_command(module, reads_orders=orders is not None), stdin=subprocess.PIPE, stdout=stdout,
+                stderr=stderr, pass_fds=inherit, start_new_session=True,
             )  # fmt: skip
         weakref.finalize(self, _let_go, self._process).atexit = True  # a stopped child ends without close(), too
         if orders is not None:
@@ -174,8 +175,9 @@ def read_orders(kind: type[T]) -> T:
 
     Signals that end a program often go to all its processes; the parent decides what they mean. It started this process
     with them blocked, since imports take a while. If the thread that started this process lives as long as the parent,
-    the system ends this process with it, even while it is stopped.
+    the system ends this process with it, even while it is stopped. Imports are made: see python_command().
     """
+    resume_garbage_collection()
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

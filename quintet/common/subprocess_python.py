@@ -10,9 +10,10 @@ import sys
 _RUN = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
-def python_command(module: str) -> list[str]:
-    """The words that run the module, as `python -m` would."""
-    return [sys.executable, "-c", with_our_path(_RUN), module]
+def python_command(module: str, *, reads_orders: bool = False) -> list[str]:
+    """The words that run the module, as `python -m` would. `reads_orders`: it imports what it needs and then calls
+    read_orders(); garbage is not looked for before that."""
+    return [sys.executable, "-c", with_our_path(f"import gc; gc.disable(); {_RUN}" if reads_orders else _RUN), module]
 
 
 def with_our_path(code: str) -> str:

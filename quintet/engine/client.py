@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.chat.prompts import Prompt, parse_prompts
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_parser, find_reasoning_markers
+from quintet.common.imports import without_garbage_collection
 from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
@@ -55,7 +56,8 @@ class EngineClient:
     def __init__(self, config: EngineConfig, progress: bool = True) -> None:
         """ValueError, OSError or MemoryError says why it does not start."""
         several = len(local_engine_configs(config)) > 1
-        prepared = prepare(config, met=not several)
+        with without_garbage_collection():  # transformers may be imported, and a vocabulary read
+            prepared = prepare(config, met=not several)
         self.config: EngineConfig = prepared.config
         self.engine_plan: EnginePlan = prepared
         self.reload_format = ""  # of reload_weights(), where it is another than the start's

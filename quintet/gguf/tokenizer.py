@@ -1,7 +1,8 @@
 """A vocabulary as a tokenizer: the same tokens as llama.cpp makes of a text, and the same text of tokens."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.gguf.pretokenizers import WORDS
 from quintet.gguf.vocabulary import NAMED, TokenKind, Vocabulary
@@ -16,17 +17,39 @@ _AS_LETTER = {"À": "Ã\u0122", "Á": "Ã\u0123", **{each: f"Ã{chr(ord(each) - 
 LONGEST_WORD = 100  # characters that WordPiece looks at, as BERT's own tokenizer: what is longer is unknown
 
 
+class BPEModel(NamedTuple):
+    """Arguments of a tokenizer's BPE model."""
+
+    tokens: Sequence[str]  # by their ids
+    pairs: "array[int]"  # ids of the two tokens of each merge, one merge after the other
+    parameters: dict[str, Any]  # the other arguments
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        parts = map(self.tokens.__getitem__, self.pairs)
+        return list(zip(parts, parts, strict=True))
+
+
 def backend(vocabulary: Vocabulary) -> "Tokenizer":
     """The tokenizer itself. ValueError where its parts do not fit together."""
+    return build(vocabulary)[0]
+
+
+def build(vocabulary: Vocabulary) -> "tuple[Tokenizer, BPEModel | None]":
+    """Returns the tokenizer, and what its BPE model was made of; None for WordPiece. ValueError as backend()."""
+    model: BPEModel | None = None
     try:
-        made = _MAKERS[vocabulary.model](vocabulary)
+        if vocabulary.model == "bert":
+            made = _wordpiece(vocabulary)
+        else:
+            made, model = (_spm if vocabulary.model == "llama" else _bpe)(vocabulary)
     except ValueError:
         raise
     except Exception as error:  # what tokenizers raises
         raise ValueError(f"its tokenizer cannot be built: {' '.join(str(error).split())[:200]}") from None
     _add(made, vocabulary)
     _frame(made, vocabulary)
-    return made
+    return made, model
 
 
 def special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
@@ -38,23 +61,35 @@ def _ids(tokens: Sequence[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
-    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+def _tokenizer(model: BPEModel) -> "Tokenizer":
+    from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
+    return Tokenizer(BPE(_ids(model.tokens), model.merges, **model.parameters))
+
+
+def _bpe(vocabulary: Vocabulary) -> "tuple[Tokenizer, BPEModel]":
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
     words, ids = WORDS[vocabulary.pre], _ids(vocabulary.tokens)
-    merges = [each for each in vocabulary.merges if each[0] in ids and each[1] in ids and "".join(each) in ids]
+    pairs = array("I")
+    for first, second in vocabulary.merges:
+        if first in ids and second in ids and first + second in ids:
+            pairs.extend((ids[first], ids[second]))
+    model = BPEModel(vocabulary.tokens, pairs, {"ignore_merges": words.ignore_merges})
     splits: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in words.patterns]
     if words.spelled:
-        made = Tokenizer(BPE(ids, merges, ignore_merges=words.ignore_merges))
+        made = _tokenizer(model)
         splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         made.decoder = _byte_decoder(vocabulary)
     else:
-        made = Tokenizer(BPE(ids, merges + _lines(ids, merges), ignore_merges=words.ignore_merges, byte_fallback=True))
+        pairs.extend(ids[part] for merge in _lines(ids, model.merges) for part in merge)
+        model.parameters["byte_fallback"] = True
+        made = _tokenizer(model)
         made.normalizer = normalizers.Replace(" ", SPACE)
         made.decoder = _unescaped(strip=False)
     made.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    return made
+    return made, model
 
 
 def _byte_decoder(vocabulary: Vocabulary) -> Any:
@@ -75,32 +110,28 @@ def _lines(ids: dict[str, int], merges: Sequence[tuple[str, str]]) -> list[tuple
     return [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
 
 
-def _spm(vocabulary: Vocabulary) -> "Tokenizer":
-    from tokenizers import Tokenizer, normalizers
-    from tokenizers.models import BPE
+def _spm(vocabulary: Vocabulary) -> "tuple[Tokenizer, BPEModel]":
+    from tokenizers import normalizers
 
     unknown = vocabulary.special_ids.get("unknown")
-    made = Tokenizer(
-        BPE(
-            _ids(vocabulary.tokens),
-            list(_merges_by_score(vocabulary)),
-            unk_token=None if unknown is None else vocabulary.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    parameters: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True}
+    if unknown is not None:
+        parameters["unk_token"] = vocabulary.tokens[unknown]
+    model = BPEModel(vocabulary.tokens, _merges_by_score(vocabulary), parameters)
+    made = _tokenizer(model)
     escape = normalizers.Replace(" ", SPACE)
     made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if vocabulary.add_space else escape
     made.decoder = _unescaped(strip=vocabulary.add_space)
-    return made
+    return made, model
 
 
-def _merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+def _merges_by_score(vocabulary: Vocabulary) -> "array[int]":
     """Pairs of tokens that make a third, the highest score first: what SPM merges, in its order."""
-    ids, scores, kinds = _ids(vocabulary.tokens), vocabulary.scores, vocabulary.kinds
+    find, scores, kinds = _ids(vocabulary.tokens).get, vocabulary.scores, vocabulary.kinds
     usual = (
         number for number, token in enumerate(vocabulary.tokens) if len(token) > 1 and kinds[number] != TokenKind.BYTE
     )
+    pairs = array("I")
     for number in sorted(usual, key=lambda each: -scores[each]):
         token = vocabulary.tokens[number]
         if len(token) > MAX_LETTERS:
@@ -108,8 +139,11 @@ def _merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
                 f"token {number} of the file has {len(token)} letters, and {MAX_LETTERS} are read; use another"
             )
         for cut in range(1, len(token)):
-            if token[:cut] in ids and token[cut:] in ids:
-                yield token[:cut], token[cut:]
+            first = find(token[:cut])
+            if first is not None and (second := find(token[cut:])) is not None:
+                pairs.append(first)
+                pairs.append(second)
+    return pairs
 
 
 def _unescaped(strip: bool) -> Any:
@@ -142,9 +176,6 @@ def _vocab_txt_token(token: str, kind: int) -> str:
     ):
         return token
     return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
-
-
-_MAKERS = {"gpt2": _bpe, "gemma4": _bpe, "llama": _spm, "bert": _wordpiece}
 
 
 def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:

@@ -296,7 +296,8 @@ def _positions(tokens: Sequence[str], texts: Set[str]) -> Iterator[int]:
 def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int], plain: Set[str]) -> list[int]:
     """Corrects the file's kinds: tokens that end an answer are control tokens, and channel markers are not. `plain`:
     those that stay normal tokens if the file has them as normal ones."""
-    found = [each if 0 <= each <= max(TokenKind) else TokenKind.UNDEFINED for each in kinds]
+    largest = int(max(TokenKind))
+    found = [each if 0 <= each <= largest else TokenKind.UNDEFINED for each in kinds]
     for number in ends:
         if tokens[number] not in plain or found[number] != TokenKind.NORMAL:
             found[number] = TokenKind.CONTROL

@@ -2,10 +2,10 @@
 
 import os
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-from quintet.config import INSIDE
-from quintet.gguf.file import SPLIT
+from quintet.config import INSIDE, EngineConfig
+from quintet.gguf.file import SPLIT, is_gguf
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_ADDRESS = re.compile(r"(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://")
@@ -49,3 +49,10 @@ def served_name(model: str) -> str:
     name = PurePath(path).name
     split = SPLIT.fullmatch(name)
     return (split[1] if split else name.removesuffix(".gguf")) or model
+
+
+def tokenizer_file(config: EngineConfig) -> Path | None:
+    """Returns the GGUF file that the tokenizer will be read from, where that is known without the engine."""
+    file = Path(config.model).expanduser()
+    own = config.tokenizer is None and not config.skip_tokenizer_init and config.tokenizer_mode != "mistral"
+    return file if own and is_gguf(file) else None

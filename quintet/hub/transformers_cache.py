@@ -11,12 +11,18 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from quintet.config.cache_dir import cache_folder, unsafe_reason
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: two processes may make the same reading
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +34,8 @@ SHIPPED = Path(__file__).with_name("transformers_cache.json")  # written by scri
 MAX_BYTES = 2**26  # bytes of one reading: the largest tokenizers take 40 MB
 MAX_IN_ALL = 2**28  # bytes; those that were not used for longest go first
 MAX_FILES = 512
+LOCK = "lock"  # a file that the process that makes a reading has locked
+LOCK_SECONDS, LOCK_POLL = 30.0, 0.01  # seconds of a wait for it, and between two looks
 
 
 def digest(kind: str, parts: Iterable[bytes]) -> str:
@@ -36,6 +44,33 @@ def digest(kind: str, parts: Iterable[bytes]) -> str:
     for part in parts:
         named.update(hashlib.sha256(part).digest())
     return named.hexdigest()
+
+
+def is_cached(name: str) -> bool:
+    """Returns whether there is a reading of this name, whole or not."""
+    folder = cache_folder("readings")
+    return not _why_unusable(folder) and (folder / _file(name)).is_file()
+
+
+@contextlib.contextmanager
+def making() -> Iterator[None]:
+    """Within, no other process makes a reading: it waits, for LOCK_SECONDS at most, and then finds what was made."""
+    folder = cache_folder("readings")
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None and not _why_unusable(folder):
+            with contextlib.suppress(OSError):  # a folder or a file system that has no lock
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _wait_for_lock(stack.enter_context((folder / LOCK).open("ab")))
+        yield
+
+
+def _wait_for_lock(stream: BinaryIO) -> None:
+    end = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < end:
+        try:
+            return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_POLL)
 
 
 def find(name: str, thaw: Callable[[Any], Read]) -> Read | None:

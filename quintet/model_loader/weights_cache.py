@@ -44,6 +44,7 @@ MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
 AT_A_TIME = 2**26  # bytes that are written at once
 UNNOTICED = 0.5  # seconds of a wait without a message
+DELAY = 2.0  # seconds before an automatic cache is written: the first tokens come before
 AUTO, OFF = "auto", "none"  # of the setting, beside folders
 MIN_AUTO_BYTES = 2**26  # of a GGUF file: smaller ones are packed in less than 0.1 s
 MAX_AUTO_BYTES = 2**34  # of all files in the user's cache; those that were not used for longest go first
@@ -185,9 +186,10 @@ class StoreThread(threading.Thread):
     def __init__(self, cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
         super().__init__(name="quintet-weights-cache")
         self._write = functools.partial(cache.write, kept, tensors)
-        self._cancelled, self._finished = threading.Event(), threading.Event()
+        self._cancelled, self._finished, self._closing = threading.Event(), threading.Event(), threading.Event()
 
     def run(self) -> None:
+        self._closing.wait(DELAY)
         try:
             self._write(self._cancelled)
         finally:
@@ -195,6 +197,7 @@ class StoreThread(threading.Thread):
 
     def close(self) -> None:
         """Waits for the file, with a message if that takes longer than UNNOTICED. Ctrl-C cancels it."""
+        self._closing.set()
         try:
             if not self._finished.wait(UNNOTICED):
                 print_stderr("keeping packed weights for the next start; Ctrl-C skips it")

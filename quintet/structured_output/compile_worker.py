@@ -100,8 +100,10 @@ class _Bytes:
     """A vocabulary of single bytes and of tokens without text, in the form of llguidance.TokenizerWrapper."""
 
     is_tokenizer_wrapper, bos_token_id, eos_token_id = True, None, 256
-    tokens = [*(bytes([value]) for value in range(256)), b"</s>", *[b""] * (MAX_VOCABULARY - 257)]
     special_token_ids = (256,)
+
+    def __init__(self) -> None:
+        self.tokens = [*(bytes([value]) for value in range(256)), b"</s>", *[b""] * (MAX_VOCABULARY - 257)]
 
     def __call__(self, text: str) -> list[int]:
         return list(text.encode())

@@ -16,6 +16,7 @@ from quintet.structured_output.compile_check import CompileChecker
 from quintet.structured_output.compile_worker import SLOW_MASKS, mask_error, one_line, parser_limits
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 from quintet.structured_output.vocabulary import ByteVocabulary
+from quintet.tokenizers.compact import release_free_memory
 
 if TYPE_CHECKING:
     from quintet.interface.types import IntArray
@@ -120,6 +121,7 @@ class GrammarCompiler:
         with self._reading:
             if self._vocabulary is None:
                 self._vocabulary = self._made()
+                release_free_memory()
             return self._vocabulary
 
     def _made(self) -> Any:

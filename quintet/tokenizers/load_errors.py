@@ -1,5 +1,8 @@
-"""Sentences for folders from which no tokenizer can be loaded."""
+"""Errors of tokenizers and of folders from which none can be loaded, in the words of this package."""
 
+import contextlib
+import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 from quintet.common.json_files import read_object
@@ -40,3 +43,22 @@ def without_json(folder: Path, why: str) -> str:
         "model's source, or have transformers write it: pip install sentencepiece tiktoken, then "
         f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
     )
+
+
+@contextlib.contextmanager
+def panic_as_value_error(what: str) -> Iterator[None]:
+    """A panic in tokenizers, which is no Exception and would end more than the request, is a ValueError: a regular
+    expression of tokenizer.json that gives up on a text, say."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ValueError(
+            f"the tokenizer cannot {what} ({one_line(error)}); give another, or mend the model's tokenizer.json"
+        ) from None
+
+
+def converters() -> list[str]:
+    """Returns the installed packages that convert an older file to tokenizer.json."""
+    return [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is not None]

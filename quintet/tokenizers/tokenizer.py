@@ -1,6 +1,5 @@
 """Text to token ids and back, exactly as transformers does it, and what the engine asks about a vocabulary."""
 
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -13,11 +12,13 @@ from typing import Any
 
 from quintet.common.distribution import install_hint
 from quintet.common.file_digests import file_identity
+from quintet.common.imports import without_garbage_collection
 from quintet.common.json_files import read_object
+from quintet.gguf.tokenizer import BPEModel
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
-from quintet.tokenizers.compact import compact, release_free_memory, restore
-from quintet.tokenizers.load_errors import load_error, one_line, without_json
+from quintet.tokenizers.compact import compact, compact_model, release_free_memory, restore
+from quintet.tokenizers.load_errors import converters, load_error, one_line, panic_as_value_error, without_json
 from quintet.tokenizers.token_bytes import TokenBytes
 
 logger = logging.getLogger(__name__)
@@ -82,12 +83,12 @@ class Tokenizer:
         """Number of tokens, added ones included; ids may have gaps, see vocab_size."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
-    @functools.cached_property
+    @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return self._extent[0]
 
-    @functools.cached_property
+    @property
     def max_chars_per_token(self) -> int | None:
         """No token stands for more characters, so a longer text than this times a limit in tokens cannot fit.
 
@@ -98,7 +99,18 @@ class Tokenizer:
         byte_level = self.pieces is not None and self.pieces.is_byte_level
         if getattr(model, "unk_token", None) and not getattr(model, "byte_fallback", False) and not byte_level:
             return None
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._extent[1]
+
+    @functools.cached_property
+    def _extent(self) -> tuple[int, int]:
+        """One more than the largest id, and the characters of the longest token. Tokens are read one by one: a copy of
+        the vocabulary takes 60 MiB with 260k tokens, which the C library keeps."""
+        size = len(self)
+        try:
+            return size, max((len(self.backend.id_to_token(token_id)) for token_id in range(size)), default=1)
+        except TypeError:  # no token has this id: there are gaps
+            ids = self.backend.get_vocab(with_added_tokens=True)
+            return max(ids.values()) + 1, max(map(len, ids))
 
     def for_pooling(self, lowercase: bool) -> None:
         """Sets the tokenizer up for a pooling model: each text has the ids that transformers gives it, also one that
@@ -128,7 +140,7 @@ class Tokenizer:
         """Long ones as a batch, whatever their number: that alone lets go of the interpreter's lock, and keeps no
         offsets, which cost most of the time."""
         try:
-            with _panic_as_value_error("encode this text"):
+            with panic_as_value_error("encode this text"):
                 if sum(map(len, texts)) < _LONG:
                     return [self.backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
                 encoded = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -139,7 +151,7 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        with _panic_as_value_error("decode these tokens"):
+        with panic_as_value_error("decode these tokens"):
             if len(ids) < _LONG:
                 return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
             [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)  # as above
@@ -173,20 +185,6 @@ class Tokenizer:
         return tuple(sequences)
 
 
-@contextlib.contextmanager
-def _panic_as_value_error(what: str) -> Iterator[None]:
-    """A panic in tokenizers, which is no Exception and would end more than the request, is a ValueError: a regular
-    expression of tokenizer.json that gives up on a text, say."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        raise ValueError(
-            f"the tokenizer cannot {what} ({one_line(error)}); give another, or mend the model's tokenizer.json"
-        ) from None
-
-
 def _template(value: Any) -> str | dict[str, str] | None:
     """A chat template, or several by name."""
     each = value.values() if isinstance(value, dict) else [value]
@@ -210,6 +208,13 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
 
     Raises ValueError that says which files are missing or damaged.
     """
+    try:
+        return _load_tokenizer(path, revision)
+    finally:
+        release_free_memory()  # what it was built of
+
+
+def _load_tokenizer(path: str | Path, revision: str | None) -> Tokenizer:
     folder = Path(path)
     if folder.is_file():
         return _load_tekken(folder) if folder.name == TEKKEN else _load_gguf(folder)
@@ -222,7 +227,7 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
         return Tokenizer.from_transformers(load())
     if (
         not any((folder / each).is_file() for each in ("tokenizer.json", "vocab.json", "vocab.txt"))
-        and not _converters()
+        and not converters()
     ):
         raise ValueError(without_json(folder, "neither sentencepiece nor tiktoken is installed"))
     name = readings.digest("tokenizer", contents(folder))
@@ -246,33 +251,47 @@ def _load_tekken(file: Path) -> Tokenizer:
     if importlib.util.find_spec("mistral_common") is None:
         logger.info("%s: without mistral-common it has no chat template: %s", file, install_hint("mistral"))
     try:
-        with _panic_as_value_error("be made of its description"):
+        with panic_as_value_error("be made of its description"):
             return Tokenizer.from_transformers(convert_tekken_tokenizer(str(file)))
     except Exception as error:  # what a damaged file does to transformers
         raise ValueError(f"{file} cannot be read ({one_line(error)}); fetch it again") from error
 
 
+def is_cached(file: Path) -> bool:
+    """Returns whether the cache has the tokenizer of a GGUF file."""
+    return readings.is_cached(_gguf_reading(file))
+
+
+def _gguf_reading(file: Path) -> str:
+    return readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", [file_identity(file)])
+
+
 def _load_gguf(file: Path) -> Tokenizer:
-    name = readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", [file_identity(file)])
-    load = functools.partial(_wrapped, file)
-    if (kept := readings.find(name, lambda reading: _thaw(reading, file, load))) is not None:
+    name, load = _gguf_reading(file), functools.partial(_wrapped, file)
+    find = functools.partial(readings.find, name, lambda reading: _thaw(reading, file, load))
+    if (kept := find()) is not None:
         return kept
-    tokenizer = Tokenizer(*_read_gguf(file), load)
-    if (reading := freeze(tokenizer, file)) is not None:
-        readings.store(name, reading)
+    with readings.making(), without_garbage_collection():  # which would walk each merge several times
+        if (kept := find()) is not None:  # another process has made it
+            return kept
+        backend, named, template, model = _read_gguf(file)
+        tokenizer = Tokenizer(backend, named, template, load)
+        if (reading := freeze(tokenizer, file, model)) is not None:
+            readings.store(name, reading)
     return tokenizer
 
 
-def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | None]:
-    """The backend, the tokens that have a name, and the chat templates."""
+def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | None, BPEModel | None]:
+    """The backend, the tokens that have a name, the chat templates, and the arguments of a BPE model."""
     from quintet.gguf import defaults, tokenizer, vocabulary
     from quintet.gguf.file import read_metadata
 
     metadata = read_metadata(file)
     try:
         settings = vocabulary.read_vocabulary(metadata)
-        with _panic_as_value_error("be built"):
-            return tokenizer.backend(settings), tokenizer.special_tokens(settings), defaults.templates(metadata)
+        with panic_as_value_error("be built"):
+            backend, model = tokenizer.build(settings)
+        return backend, tokenizer.special_tokens(settings), defaults.templates(metadata), model
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
@@ -281,7 +300,7 @@ def _wrapped(file: Path) -> Any:
     """Builds transformers' tokenizer from a GGUF file."""
     from transformers import PreTrainedTokenizerFast
 
-    made, names, template = _read_gguf(file)
+    made, names, template, _ = _read_gguf(file)
     return PreTrainedTokenizerFast(
         tokenizer_object=made, chat_template=template, clean_up_tokenization_spaces=False, **names
     )
@@ -297,19 +316,25 @@ def contents(folder: Path) -> Iterator[bytes]:
             yield f"{state.st_size} {state.st_mtime_ns}".encode() if large else file.read_bytes()
 
 
-def freeze(tokenizer: Tokenizer, folder: Path) -> dict[str, Any] | None:
-    """The reading; None where the backend calls Python code, which has no form as JSON."""
+def freeze(tokenizer: Tokenizer, folder: Path, model: BPEModel | None = None) -> dict[str, Any] | None:
+    """The reading; None where the backend calls Python code, which has no form as JSON. `model`: arguments of its BPE
+    model, where they are known."""
     try:
-        described = tokenizer.backend.to_str()
+        form = _described(tokenizer, folder) if model is None else compact_model(tokenizer.backend, model)
     except Exception as error:  # tokenizers has no class for it
         logger.info("the tokenizer in %s has no form as JSON (%s); each start imports transformers", folder, error)
         return None
     return {
-        "backend": None if _matches_file(described, folder) else compact(described) or described,
+        "backend": form,
         "splits_special_tokens": tokenizer.backend.encode_special_tokens,  # which is not in the description
         "named": tokenizer.special_tokens,
         "chat_template": tokenizer.chat_template,
     }
+
+
+def _described(tokenizer: Tokenizer, folder: Path) -> Any:
+    described = tokenizer.backend.to_str()
+    return None if _matches_file(described, folder) else compact(described) or described
 
 
 def _matches_file(described: str, folder: Path) -> bool:
@@ -341,19 +366,17 @@ def _backend(described: str) -> Any:
 
 def _build(build: Callable[[Any], Any], described: Any) -> Any:
     try:
-        with _panic_as_value_error("be made of its description"):
+        with panic_as_value_error("be made of its description"):
             return build(described)
     except Exception as error:  # what tokenizers raises for a damaged description
         raise ValueError(str(error)) from error
-    finally:
-        release_free_memory()
 
 
 def _by_transformers(path: str | Path, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with _panic_as_value_error("be loaded"):
+        with panic_as_value_error("be loaded"):
             hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
         raise ValueError(load_error(Path(path), error)) from error
@@ -365,11 +388,6 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
     if not hf.chat_template and (file := Path(path) / PROCESSOR_TEMPLATE).is_file():
         hf.chat_template = read_object(file).get("chat_template")
     return hf
-
-
-def _converters() -> list[str]:
-    """Returns the installed packages that convert an older file to tokenizer.json."""
-    return [name for name in ("sentencepiece", "tiktoken") if importlib.util.find_spec(name) is not None]
 
 
 def refuse_surrogates(text: str, what: str = "the text") -> None:

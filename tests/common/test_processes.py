@@ -106,3 +106,12 @@ def test_one_that_does_not_heed_sigterm_is_killed() -> None:
         assert process.stdout is not None and process.stdout.readline()
         end(process, 0.1)
         assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_child_looks_for_garbage_once_it_has_its_orders(tmp_path: Path) -> None:
+    code = "import gc\nfrom quintet.common.processes import read_orders\n"
+    (tmp_path / "looks.py").write_text(f"{code}print(gc.isenabled())\nread_orders(int)\nprint(gc.isenabled())\n")
+    child = Child("looks", 1, stdout=subprocess.PIPE)
+    assert child.stdout.read() == b"False\nTrue\n"
+    child.close()

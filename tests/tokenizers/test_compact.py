@@ -8,7 +8,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, WordLevel, WordPiece
 
-from quintet.tokenizers.compact import compact, restore
+from quintet.gguf.file import read_metadata
+from quintet.gguf.tokenizer import build
+from quintet.gguf.vocabulary import read_vocabulary
+from quintet.tokenizers.compact import compact, compact_model, restore
 from quintet.tokenizers.tokenizer import load_tokenizer
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "</s>": 3, " ": 4, "<unk>": 5}
@@ -40,6 +43,18 @@ def test_the_form_makes_the_same_tokenizer(parameters: dict[str, Any]) -> None:
     again = restore(json.loads(json.dumps(form)))
     assert again.to_str() == made.to_str()
     assert again.encode("a</s> <new> ab a b").ids[-1] == 3
+
+
+@pytest.mark.parametrize("name", ["bpe", "spm", "gemma4"])
+def test_the_form_of_a_models_arguments_is_that_of_its_description(name: str) -> None:
+    file = Path(__file__).parents[1] / f"data/quantized/gguf/tokenizers/{name}.gguf"
+    made, model = build(read_vocabulary(read_metadata(file)))
+    assert model is not None
+    form, described = compact_model(made, model), compact(made.to_str())
+    assert described is not None
+    defaults = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    assert {**form, "parameters": {**defaults, **form["parameters"]}} == described
+    assert restore(json.loads(json.dumps(form))).to_str() == made.to_str()
 
 
 def test_other_models_and_ids_with_gaps_have_no_form() -> None:

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 import quintet
 from quintet.chat.prompts import Prompt, parse_prompts
 from quintet.tokenizers import tokenizer as tokenizers
-from quintet.tokenizers.tokenizer import load_tokenizer
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.checkpoints import tokenizers as builders
 from tests.tokenizers.test_detokenizer import HOSTILE
 
@@ -131,6 +133,30 @@ def test_text_survives_a_round_trip(folders):
                 continue  # such a tokenizer writes a space for "▁", and one after each special token
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+class WithoutVocabulary:
+    """A backend that makes no copy of its vocabulary."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def __getattr__(self, name):
+        assert name != "get_vocab"
+        return getattr(self._backend, name)
+
+
+def test_a_vocabularys_extent_is_read_token_by_token(folders):
+    for kind in ("byte_level", "byte_fallback"):
+        tokenizer = load_tokenizer(folders[kind])
+        ids = tokenizer.backend.get_vocab(with_added_tokens=True)
+        tokenizer.backend = WithoutVocabulary(tokenizer.backend)
+        assert (tokenizer.vocab_size, tokenizer.max_chars_per_token) == (max(ids.values()) + 1, max(map(len, ids)))
+
+
+def test_a_vocabulary_with_gaps_has_the_extent_of_its_largest_id():
+    made = Tokenizer(Backend(BPE({"a": 0, "long": 7}, [], byte_fallback=True)), {}, None, lambda: None)
+    assert (made.vocab_size, made.max_chars_per_token) == (8, 4)
 
 
 def test_what_a_vocabulary_knows(tokenizer, folder):

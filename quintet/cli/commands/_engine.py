@@ -93,13 +93,18 @@ def load(kwargs: dict[str, Any], quiet: bool, not_found_hint: str = "") -> "LLM"
     checked = config(kwargs)
     if not quiet:
         print_stderr(loading_message(checked.model))  # before the imports, which take a second
+    from quintet.tokenizers import cache_process
 
+    beside = cache_process.start(checked)
     from quintet import LLM
 
     try:
         return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
     except (FileNotFoundError, ConnectionError) as error:
         raise type(error)(f"{error}{not_found_hint}") from error
+    finally:
+        if beside is not None:
+            beside.close()
 
 
 def loading_message(model: str) -> str:

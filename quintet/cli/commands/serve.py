@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from quintet.cli.commands import _engine as engine
+from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log
 from quintet.config import BUNDLED, EngineConfig, read_environment
 from quintet.config.schema import flags
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     _warn_if_open(served)
     served = fit_file_limit(served)
     logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second
-    from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
+    with without_garbage_collection():
+        from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
     if served.middleware:
         from quintet.server.http.middleware import custom as yours

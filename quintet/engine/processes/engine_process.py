@@ -15,6 +15,7 @@ import msgspec
 import torch
 import zmq
 
+from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
@@ -26,8 +27,9 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
-from quintet.interface.platform import DeviceLost
+from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.outputs import TokenDelta
+from quintet.tokenizers.compact import release_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def main() -> int:
     pulse = Pulse(context, folder, range(orders.num_workers), orders.number, orders.stats_each_step)
     pulse.start()
     try:
-        prepared = prepare(EngineConfig(**orders.engine))
+        with without_garbage_collection():  # transformers may be imported
+            prepared = prepare(EngineConfig(**orders.engine))
         serves, grammars = served(prepared), grammars_of(prepared)
         engine = launch(prepared, progress=orders.progress, grammars=grammars)
         shutdown.ranks = prepared.ranks
@@ -55,9 +58,10 @@ def main() -> int:
         return REFUSED
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
+    release_free_memory()
     try:
         core = Core(context, folder, engine, prepared, serves, pulse)
-        if orders.warm_grammars and importlib.util.find_spec("llguidance") is not None:
+        if orders.warm_grammars and warms_grammars(prepared.capabilities):
             core.then = grammars.warm
         core.run()
     except Exception as error:
@@ -67,6 +71,12 @@ def main() -> int:
         wire.Failure(type(error).__name__, str(error), known).leave(folder, orders.number)
         return 1
     return 0
+
+
+def warms_grammars(capabilities: Capabilities) -> bool:
+    """Returns whether the vocabulary for grammars is made before a request asks for a grammar. It takes 100 MiB with
+    150k tokens: not where the weights need the host's memory, too."""
+    return not capabilities.layout_key and importlib.util.find_spec("llguidance") is not None
 
 
 def _log(orders: wire.EngineOrders) -> None:

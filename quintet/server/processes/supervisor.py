@@ -17,7 +17,7 @@ from quintet.config import EngineConfig
 from quintet.config.schema.error_names import NameTranslation
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.processes.messages import EngineOrders, Failure, engine_name
-from quintet.gguf.file import is_gguf
+from quintet.hub.model_names import tokenizer_file
 from quintet.server.config import ServerConfig
 from quintet.server.processes.messages import ApiOrders
 
@@ -44,7 +44,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
         self._settings, self._listener, self._wording = server, listener, wording or NameTranslation()
         self._profiles = engine.profiler_config.profiler is not None
-        self._tokenizer = _tokenizer_file(engine)
+        self._tokenizer = tokenizer_file(engine)
         self._folder = PrivateFolder()  # of the sockets between the processes
         self._server_fields = _plain_config(server)
         self._failed: str | None = None  # why the server ends
@@ -256,10 +256,3 @@ class Supervisor:
 
 def _plain_config(config: EngineConfig | ServerConfig) -> dict[str, Any]:
     return {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
-
-
-def _tokenizer_file(config: EngineConfig) -> Path | None:
-    """Returns the GGUF file that the tokenizer will be read from, where that is known without the engine."""
-    file = Path(config.model).expanduser()
-    own = config.tokenizer is None and not config.skip_tokenizer_init and config.tokenizer_mode != "mistral"
-    return file if own and is_gguf(file) else None

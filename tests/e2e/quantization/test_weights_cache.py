@@ -166,8 +166,8 @@ def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept_files() -> list[Path]:
     for thread in threading.enumerate():
-        if thread.name == "quintet-weights-cache":
-            thread.join()
+        if isinstance(thread, weights_cache.StoreThread):
+            thread.close()
     return list(cache_folder("weights").glob("*"))
 
 
@@ -284,6 +284,15 @@ def test_ctrl_c_at_the_end_of_a_command_skips_the_file(tmp_path: Path, monkeypat
     thread.close()
     assert shown == ["keeping packed weights for the next start; Ctrl-C skips it"]
     assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_an_automatic_file_is_written_behind_the_first_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_cache, "DELAY", threading.TIMEOUT_MAX)
+    cache = weights_cache.WeightsCache(tmp_path / "kept" / "x.weights", auto=True)
+    thread = cache.store(torch.nn.Linear(4, 4))
+    assert thread is not None and not cache.file.exists()
+    thread.close()
+    assert cache.file.exists()
 
 
 def test_packed_weights_are_removed_with_their_checkpoint(gguf: Path, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import zmq
 
 from quintet.chat.prompts import Prompt
 from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
-from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, served
+from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, served, warms_grammars
+from quintet.interface.platform import Capabilities
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
 
 
@@ -146,3 +148,9 @@ def test_other_machines_hear_of_the_end_and_go_before_this_process(
     farewell.ranks = ranks
     farewell("")
     assert did == ["exits with 0", "they are told", "they are waited for", "exits with 0"]
+
+
+def test_a_vocabulary_for_grammars_is_made_ahead_where_weights_are_not_in_host_memory() -> None:
+    pytest.importorskip("llguidance")
+    assert warms_grammars(Capabilities(1, (torch.float32,)))
+    assert not warms_grammars(Capabilities(1, (torch.float32,), layout_key="tiles"))
