@@ -46,6 +46,7 @@ struct ByteWeights {
 struct OneByte : ByteWeights {
     static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kAlone = 2, kFew = 6;
     using Sum = Sums;
+    using Part = Sum;
     using Inputs = __m512i;
     static Inputs inputs(const uint8_t* at) { return ints(quad_at(at)); }
     static Sum start(int32_t x) { return (Sums)ints(x); }
@@ -64,6 +65,7 @@ struct TwoBytes : ByteWeights {
     struct Sum {
         Sums low, high;
     };
+    using Part = Sum;
     struct Inputs {
         __m512i low, high;
     };

@@ -16,6 +16,7 @@ namespace {
 struct Words {
     static constexpr long kBytes = 8, kRows = kWordRows, kPairs = kWordPairs, kAlone = kWordAlone, kFew = 1;
     using Sum = Sums;
+    using Part = Sum;
     struct Weights {
         Ints even, odd;
     };
