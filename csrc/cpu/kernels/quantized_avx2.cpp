@@ -5,7 +5,7 @@
 namespace quintet::cpu {
 namespace {
 
-constexpr long kWordRows = 4, kByteRows = 4, kWordPairs = 1, kWordAlone = 4;
+constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 4, kWordFew = 4, kWordSums = 8;
 using Bytes = __m256i;
 using Sums = uint32_t __attribute__((vector_size(32)));  // they may wrap around
 

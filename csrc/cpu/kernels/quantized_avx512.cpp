@@ -5,7 +5,7 @@
 namespace quintet::cpu {
 namespace {
 
-constexpr long kWordRows = 4, kWordPairs = 2, kWordAlone = 2;
+constexpr long kWordRows = 4, kWordPairs = 2, kWordAlone = 2, kWordFew = 4, kWordSums = 16;
 using Bytes = __m512i;
 using Sums = uint32_t __attribute__((vector_size(64)));  // they may wrap around
 

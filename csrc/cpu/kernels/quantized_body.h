@@ -1,8 +1,8 @@
 // The loops of quantized.h, written once over the vectors of one instruction set.
 //
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
-// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
-// registers, and kAlone, the pairs for rows that are few (kFew); weights(at), bytes for kLanes columns;
+// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of a
+// tile, and kAlone, the pairs for rows that are few (kFew); kSums, that stay in registers; weights(at), bytes for kLanes columns;
 // weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with two bits of the plane's
 // bytes above each, from that height on, and widen_sixes(at, plane, height, first, second), which stores these bytes; Table,
 // of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t);
@@ -183,7 +183,7 @@ inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first
 
 // So many quads at once, at most as many as a part holds.
 template <typename Core, Held H, bool All, long Lines, long Quads, long Rows, long Pairs>
-inline void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w, const typename Core::Table& table,
+inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w, const typename Core::Table& table,
                      const uint8_t*& x, long stride, const uint8_t*& ahead) {
     typename Core::Part parts[Rows][Pairs][2] = {};
 #pragma GCC unroll 8
@@ -201,26 +201,36 @@ inline void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Pla
 template <typename Core>
 constexpr bool in_parts() { return !__is_same(typename Core::Part, typename Core::Sum); }
 
-// Pairs whose sums a tile has at once: those of sixes are joined so often that they stay in registers.
-template <typename Core, Held H, long Pairs>
-constexpr long at_once() { return in_parts<Core>() && H == Held::sixes ? 1 : Pairs; }
+// Pairs whose sums a tile has at once, in registers; those of sixes are joined often.
+template <typename Core, Held H, long Rows, long Pairs>
+constexpr long at_once() {
+    constexpr long most = in_parts<Core>() && H != Held::nibbles ? 1 : Core::kSums / (2 * Rows);
+    return Pairs < most ? Pairs : most;
+}
+
+template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
+inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
+                       const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+    constexpr long kMost = Core::kPartNibbles;
+    if (count == kMost) return add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
+    for (; count >= kMost; count -= kMost) add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
+    for (; count > 0; count -= 4) add_part<Core, H, All, Lines, 4>(sums, first, w, table, x, stride, ahead);
+}
 
 // `count` quads of rows, at least one, added to their sums; of cores with parts a multiple of 4.
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
-inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
+inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
                  const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
     if constexpr (!in_parts<Core>()) {
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
-            ask_ahead<Lines>(w.at, ahead);
+            if (first == 0) ask_ahead<Lines>(w.at, ahead);
             add_quad<Core, H, All>(sums, first, w, table, x, stride);
             pass_quads<H>(w, 1);
             x += Core::kBytes;
         } while (--count);
     } else if constexpr (H == Held::nibbles) {
-        constexpr long kMost = Core::kPartNibbles;
-        if (count == kMost) return add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
-        for (; count >= kMost; count -= kMost) add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
-        for (; count > 0; count -= 4) add_part<Core, H, All, Lines, 4>(sums, first, w, table, x, stride, ahead);
+        if (first > 0) return grow_parts<Core, H, All, 0>(sums, first, w, table, x, stride, count, ahead);
+        grow_parts<Core, H, All, Lines>(sums, first, w, table, x, stride, count, ahead);
     } else {
         do {
 #pragma GCC unroll 2
@@ -281,9 +291,9 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const uint8_t* x = row + t.group * quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
-    constexpr bool kUnits = S == Span::levels && Rows <= 2;  // more rows leave no registers for them
+    constexpr bool kUnits = S == Span::levels && (Rows <= 2 || in_parts<Core>());  // more rows leave no registers for them
     constexpr bool kUncounted = S == Span::levels || S == Span::floats;
-    constexpr long kAtOnce = at_once<Core, H, Pairs>();
+    constexpr long kAtOnce = at_once<Core, H, Rows, Pairs>();
     Floats units[2 * Pairs] = {};
     for (long g = t.group; g < last; ++g) {
         if (kUnits && (g == t.group || turns(panel, g))) {
@@ -386,20 +396,38 @@ struct Asked {
     long tile, tiles;      // 0 tiles: nothing is asked for
 };
 
-template <typename Core, Held H, Span S, long Rows>
+// A core that reads the block from end to end for few rows.
+template <typename Core>
+constexpr bool kStreams = Core::kAlone == kBlockPairs;
+
+// Rows that are few: where all inputs are one group, as many as have all their sums in registers.
+template <typename Core, Span S>
+constexpr long few_rows() {
+    constexpr long most = Core::kSums / (2 * Core::kAlone);
+    return S == Span::channels && most < Core::kFew ? most : Core::kFew;
+}
+
+// Rows of the lowest tile among several, or of the only one.
+template <typename Core, Span S, bool Few>
+constexpr long least_rows() {
+    if (Few || !kStreams<Core>) return 1;
+    return few_rows<Core, S>() < Core::kRows / 2 ? few_rows<Core, S>() + 1 : Core::kRows / 2;
+}
+
+template <typename Core, Held H, Span S, bool Few, long Rows>
 inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
-    if constexpr (Rows > 1) {
-        if (rows < Rows) return tiles_of<Core, H, S, Rows - 1>(t, rows, asked);
+    if constexpr (Rows > least_rows<Core, S, Few>()) {
+        if (rows < Rows) return tiles_of<Core, H, S, Few, Rows - 1>(t, rows, asked);
     }
-    constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
-    if constexpr (H != Held::bytes && Rows <= Core::kFew && kPasses == 1) {
-        if (!asked.tiles) return tile<Core, H, S, Rows, kPairs, -quad_step(H) / kLine>(t);
+    constexpr long kPairs = Few ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
+    if constexpr (Few && kPasses == 1) {  // the processor asks for bytes in time, but where there is much to multiply
+        return tile<Core, H, S, Rows, kPairs, H == Held::bytes && Rows <= 2 ? 0 : -quad_step(H) / kLine>(t);
     }
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
         const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
         t.ahead = asked.next + first * kLine * asked.count;
-        if constexpr (Rows > 2) {  // fewer are hardly ever a tile among others
+        if constexpr (!Few && Rows > 2) {  // fewer are hardly ever a tile among others
             if (last - first == 1) {
                 tile<Core, H, S, Rows, kPairs, 1>(t);
                 continue;
@@ -433,16 +461,16 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
     }
 }
 
-template <typename Core, Held H, Span S, bool Many>
+template <typename Core, Held H, Span S, bool Few>
 void multiply_as(const QuantizedPanel& panel) {
-    constexpr long kStep = quad_step(H), kMost = S == Span::levels && !Many ? Core::kFew : Core::kRows;
+    constexpr long kStep = quad_step(H), kMost = Few ? few_rows<Core, S>() : Core::kRows;
     // What many rows read is made of what is held once for all of them.
-    constexpr bool kWidened = S == Span::levels && Many, kBytes = kWidened && H == Held::sixes;
+    constexpr bool kWidened = S == Span::levels && !Few, kBytes = kWidened && H == Held::sixes;
     alignas(64) uint8_t wide[kBytes ? kStretch * kByteQuad : 1];
     alignas(64) float scales[kWidened ? kStretch * kQuad / kLeastGroup * kLinearColumns : 1];
     const long tiles = (panel.rows + kMost - 1) / kMost, all = panel.groups * panel.quads;
-    const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
-    const long least = S == Span::channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
+    constexpr bool kWhole = Few && kStreams<Core>;
+    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kStretch / least * least;
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
@@ -453,18 +481,18 @@ void multiply_as(const QuantizedPanel& panel) {
             const bool whole = S == Span::channels;
             const QuantizedTile t{panel, kBytes ? wide : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
                                   whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};
-            const Asked asked{weight + wanted * kStep, kStep, count, i, streams ? 0 : tiles};
-            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, kMost>(t, rows, asked);
+            const Asked asked{weight + wanted * kStep, kStep, count, i, kWhole ? 0 : tiles};
+            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, Few, kMost>(t, rows, asked);
         }
     }
 }
 
 template <typename Core, Held H, Span S>
 void multiply(const QuantizedPanel& panel) {
-    if constexpr (S == Span::levels) {
-        if (panel.rows <= Core::kFew) return multiply_as<Core, H, S, false>(panel);
+    if constexpr (S == Span::levels || kStreams<Core>) {
+        if (panel.rows <= few_rows<Core, S>()) return multiply_as<Core, H, S, true>(panel);
     }
-    multiply_as<Core, H, S, true>(panel);
+    multiply_as<Core, H, S, false>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima

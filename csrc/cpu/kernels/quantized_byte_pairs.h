@@ -1,6 +1,6 @@
 // The core of quantized_body.h for weights of 4 and 6 bits by inputs of 8 without products of four bytes: two at once, in 16 bits.
 //
-// The including file defines, beside what quantized_words.h asks for, kByteRows; low_four(Bytes) and high_four(Bytes), low and high
+// The including file defines, beside what quantized_words.h asks for, low_four(Bytes) and high_four(Bytes), low and high
 // bits of bytes; two_above(Bytes, int), two bits of each byte from that height on at places 4 and 5; Halfwords, two of 16 bits for each
 // lane, which may wrap around; add_byte_products(Halfwords, Bytes, Ints), of bytes without and with a sign; add_pairs(Sums, Halfwords); and
 // put_bytes(Ints, at).
@@ -12,8 +12,8 @@ namespace {
 // A lane of 16 bits holds two products of each quad: of 4 bits eight quads' are at most 8 * 2 * 15 * 127 < 2^15, of 6 bits two
 // quads' at most 2 * 2 * 63 * 127 < 2^15.
 struct BytePairs {
-    static constexpr long kBytes = 4, kRows = kByteRows, kPairs = kWordPairs, kAlone = kWordAlone, kFew = 1;
-    static constexpr long kPartNibbles = 8;
+    static constexpr long kBytes = 4, kRows = kWordRows, kPairs = kWordPairs, kAlone = kWordAlone, kFew = kWordFew;
+    static constexpr long kPartNibbles = 8, kSums = kWordSums;
     using Sum = Sums;
     using Part = Halfwords;
     using Weights = Bytes;
