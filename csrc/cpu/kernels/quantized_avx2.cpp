@@ -68,8 +68,8 @@ inline void put_words(Ints x, uint8_t* at) {
 }  // namespace quintet::cpu
 
 #include "cpu/kernels/quantized_body.h"
-#include "cpu/kernels/quantized_words.h"
 #include "cpu/kernels/quantized_byte_pairs.h"
+#include "cpu/kernels/quantized_words.h"
 
 namespace quintet::cpu {
 
