@@ -5,7 +5,7 @@
 namespace quintet::cpu {
 namespace {
 
-constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 1;
+constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 4, kWordFew = 4, kWordSums = 8;
 using Bytes = __m256i;
 using Sums = uint32_t __attribute__((vector_size(32)));  // they may wrap around
 
@@ -38,6 +38,25 @@ inline Bytes low_found(Table table, Bytes x) {
 inline Bytes high_found(Table table, Bytes x) { return low_found(table, _mm256_srli_epi16(x, 4)); }
 inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm256_madd_epi16(a, b); }
 
+inline Bytes low_four(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Bytes high_four(Bytes x) { return low_four(_mm256_srli_epi16(x, 4)); }
+inline Bytes two_above(Bytes x, int height) {
+    const Bytes moved = height < 4 ? _mm256_slli_epi16(x, 4 - height) : height > 4 ? _mm256_srli_epi16(x, height - 4) : x;
+    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+}
+using Halfwords = __m256i;
+inline Halfwords add_byte_products(Halfwords sum, Bytes w, Ints x) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    __asm__("" ::"x"(sum));  // a use, or GCC keeps all products of a part, to add them up in another order
+    return sum;
+}
+inline Sums add_pairs(Sums sum, Halfwords x) { return sum + (Sums)_mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+inline void put_bytes(Ints x, uint8_t* at) {
+    const __m256i words = _mm256_packs_epi32(x, x), bytes = _mm256_packs_epi16(words, words);
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), both);
+}
+
 inline void put_words(Ints x, uint8_t* at) {
     constexpr int kEvenFirst = _MM_SHUFFLE(3, 1, 2, 0);
     const __m256i words = _mm256_shufflelo_epi16(_mm256_packs_epi32(x, x), kEvenFirst);
@@ -49,10 +68,11 @@ inline void put_words(Ints x, uint8_t* at) {
 }  // namespace quintet::cpu
 
 #include "cpu/kernels/quantized_body.h"
+#include "cpu/kernels/quantized_byte_pairs.h"
 #include "cpu/kernels/quantized_words.h"
 
 namespace quintet::cpu {
 
-constexpr QuantizedKernels kQuantizedAvx2 = quantized_kernels<Words, Words>();
+constexpr QuantizedKernels kQuantizedAvx2 = quantized_kernels<Words, Words, BytePairs>();
 
 }  // namespace quintet::cpu

@@ -27,6 +27,16 @@ inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
 inline Ints smaller(Ints a, Ints b) { return _mm256_min_epi32(a, b); }
+[[maybe_unused]] inline int32_t highest_lane(Ints x) {
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(2, 3, 0, 1))));
+}
+[[maybe_unused]] inline int32_t sum_of_lanes(Ints x) {
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, _MM_SHUFFLE(2, 3, 0, 1))));
+}
 inline Ints magnitude_bits(Floats x) { return _mm256_and_si256(as_ints(x), ints(0x7FFFFFFF)); }
 inline void store_ints(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), x); }
 inline __m128i load_halves(const uint16_t* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }

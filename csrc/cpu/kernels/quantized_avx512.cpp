@@ -5,7 +5,7 @@
 namespace quintet::cpu {
 namespace {
 
-constexpr long kWordRows = 4, kWordPairs = 2, kWordAlone = 2;
+constexpr long kWordRows = 4, kWordPairs = 2, kWordAlone = 2, kWordFew = 4, kWordSums = 16;
 using Bytes = __m512i;
 using Sums = uint32_t __attribute__((vector_size(64)));  // they may wrap around
 
@@ -32,6 +32,23 @@ inline Bytes low_found(Table table, Bytes x) {
 inline Bytes high_found(Table table, Bytes x) { return low_found(table, _mm512_srli_epi16(x, 4)); }
 inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm512_madd_epi16(a, b); }
 
+inline Bytes low_four(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline Bytes high_four(Bytes x) { return low_four(_mm512_srli_epi16(x, 4)); }
+inline Bytes two_above(Bytes x, int height) {
+    const Bytes moved = height < 4   ? _mm512_sll_epi16(x, _mm_cvtsi32_si128(4 - height))
+                        : height > 4 ? _mm512_srl_epi16(x, _mm_cvtsi32_si128(height - 4))
+                                     : x;
+    return _mm512_and_si512(moved, _mm512_set1_epi8(0x30));
+}
+using Halfwords = __m512i;
+inline Halfwords add_byte_products(Halfwords sum, Bytes w, Ints x) {
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
+    __asm__("" ::"v"(sum));  // a use, or GCC keeps all products of a part, to add them up in another order
+    return sum;
+}
+inline Sums add_pairs(Sums sum, Halfwords x) { return sum + (Sums)_mm512_madd_epi16(x, _mm512_set1_epi16(1)); }
+inline void put_bytes(Ints x, uint8_t* at) { _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(x)); }
+
 inline void put_words(Ints x, uint8_t* at) {
     const __m256i words = _mm512_cvtepi32_epi16(x);
     constexpr int kEvenFirst = _MM_SHUFFLE(3, 1, 2, 0);
@@ -43,10 +60,11 @@ inline void put_words(Ints x, uint8_t* at) {
 }  // namespace quintet::cpu
 
 #include "cpu/kernels/quantized_body.h"
+#include "cpu/kernels/quantized_byte_pairs.h"
 #include "cpu/kernels/quantized_words.h"
 
 namespace quintet::cpu {
 
-constexpr QuantizedKernels kQuantizedAvx512 = quantized_kernels<Words, Words>();
+constexpr QuantizedKernels kQuantizedAvx512 = quantized_kernels<Words, Words, BytePairs>();
 
 }  // namespace quintet::cpu

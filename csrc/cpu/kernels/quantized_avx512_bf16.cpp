@@ -44,8 +44,9 @@ struct ByteWeights {
 
 // Inputs in 8 bits.
 struct OneByte : ByteWeights {
-    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kAlone = 2, kFew = 6;
+    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kAlone = 2, kFew = 6, kSums = 24;
     using Sum = Sums;
+    using Part = Sum;
     using Inputs = __m512i;
     static Inputs inputs(const uint8_t* at) { return ints(quad_at(at)); }
     static Sum start(int32_t x) { return (Sums)ints(x); }
@@ -60,10 +61,11 @@ struct OneByte : ByteWeights {
 // Inputs in 16 bits, 256 * high + low: a quad's low bytes, then its high bytes. The sums of a group of 128 are, high:
 // 255 * 128 * 128 < 2^22, and with the weights' offset taken off at most 2^21, so that 256 times that fits.
 struct TwoBytes : ByteWeights {
-    static constexpr long kBytes = 8, kRows = 6, kPairs = 1, kAlone = 2, kFew = 3;
+    static constexpr long kBytes = 8, kRows = 6, kPairs = 1, kAlone = 2, kFew = 3, kSums = 12;
     struct Sum {
         Sums low, high;
     };
+    using Part = Sum;
     struct Inputs {
         __m512i low, high;
     };

@@ -18,6 +18,8 @@ inline Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }  // ties to even
 inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+inline int32_t highest_lane(Ints x) { return _mm512_reduce_max_epi32(x); }
+inline int32_t sum_of_lanes(Ints x) { return _mm512_reduce_add_epi32(x); }
 inline Ints magnitude_bits(Floats x) { return _mm512_and_si512(as_ints(x), ints(0x7FFFFFFF)); }
 inline void store_ints(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
 inline __m256i load_halves(const uint16_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }

@@ -5,7 +5,7 @@
 namespace quintet::cpu {
 namespace {
 
-constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 1;
+constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 1, kWordFew = 1, kWordSums = 8;
 using Bytes = uint16_t __attribute__((vector_size(16)));
 using Sums = uint32_t __attribute__((vector_size(16)));  // they may wrap around
 

@@ -42,6 +42,12 @@ inline Ints ints(int32_t x) { return Ints{x, x, x, x}; }
 inline Ints add_ints(Ints a, Ints b) { return (Ints)((Bits)a + (Bits)b); }  // may wrap around
 inline Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 inline Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
+[[maybe_unused]] inline int32_t highest_lane(Ints x) {
+    int32_t most = x[0];
+    for (long i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+[[maybe_unused]] inline int32_t sum_of_lanes(Ints x) { return x[0] + x[1] + x[2] + x[3]; }
 inline Ints magnitude_bits(Floats x) { return as_ints(x) & 0x7FFFFFFF; }
 inline void store_ints(int32_t* at, Ints x) { __builtin_memcpy(at, &x, sizeof x); }
 

@@ -1,13 +1,15 @@
 // The loops of quantized.h, written once over the vectors of one instruction set.
 //
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
-// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the sums that stay in
-// registers, and kAlone, the pairs for rows that are few (kFew); weights(at), bytes for kLanes columns;
+// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of a
+// tile, and kAlone, the pairs for rows that are few (kFew); kSums, that stay in registers; weights(at), bytes for kLanes columns;
 // weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with two bits of the plane's
 // bytes above each, from that height on, and widen_sixes(at, plane, height, first, second), which stores these bytes; Table,
 // of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t);
 // resume(Floats), total's bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints;
-// put(Ints, at), kLanes prepared inputs.
+// put(Ints, at), kLanes prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and
+// holds the products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights, Inputs); and join(Sum&, Part). Of the
+// others Part is Sum.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
 
@@ -42,20 +44,6 @@ inline Floats numbers(const typename Type::Element* x, long left) {
     return Type::widen(rest);
 }
 
-inline uint32_t highest(Ints x) {
-    int32_t lanes[kLanes], most = 0;
-    store_ints(lanes, x);
-    for (long i = 0; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
-    return static_cast<uint32_t>(most);
-}
-
-inline int32_t added(Ints x) {
-    int32_t lanes[kLanes], sum = 0;
-    store_ints(lanes, x);
-    for (long i = 0; i < kLanes; ++i) sum += lanes[i];
-    return sum;
-}
-
 // Magnitudes are compared as whole numbers, where what is not finite lies above all that is: a group that holds such
 // becomes zeros with a scale of NaN.
 template <typename Type>
@@ -63,7 +51,7 @@ inline float peak_of(const typename Type::Element* x, long count) {
     constexpr float kSmallest = 1e-12F;  // all below are taken for zeros: nothing is divided by 0
     Ints most = ints(0);
     for (long i = 0; i < count; i += kLanes) most = larger(most, magnitude_bits(numbers<Type>(x + i, count - i)));
-    const uint32_t bits = highest(most);
+    const uint32_t bits = static_cast<uint32_t>(highest_lane(most));
     float peak;
     __builtin_memcpy(&peak, &bits, sizeof peak);
     return bits >= 0x7F800000U ? __builtin_nanf("") : peak < kSmallest ? kSmallest : peak;
@@ -87,7 +75,7 @@ void prepare(const QuantizedRow& row) {
             at += kLanes / kQuad * Core::kBytes;
         }
         row.scales[g] = peak / row.largest;
-        row.starts[g] = -row.offset * added(sum);
+        row.starts[g] = -row.offset * sum_of_lanes(sum);
         x += row.group;
     }
 }
@@ -104,6 +92,12 @@ struct QuantizedTile {
     const float* scales;    // of the stretch's groups, [groups, kLinearColumns]
 };
 
+constexpr long kPairsAside = kPairColumns / kLanes;  // of the same 32 columns
+
+constexpr long first_column(long pair) { return pair / kPairsAside * 2 * kPairColumns + pair % kPairsAside * kLanes; }
+// Where a pair's second vector lies, or the first one of the pair after it, seen from a tile's first column.
+constexpr long vector_column(long v) { return first_column(v / 2) + v % 2 * kPairColumns; }
+
 // A place in a block's weights: of a pair of columns, and for 6 bits of the plane's bits that are theirs.
 struct Place {
     const uint8_t* at;
@@ -111,56 +105,141 @@ struct Place {
     int height;
 };
 
-template <typename Core, Held H, long Pairs>
-inline void load_weights(const Place& place, const typename Core::Table& table, typename Core::Weights (&w)[Pairs][2]) {
-    const uint8_t* const at = place.at;
+// The pair p places further. `All`: the place is the first pair's.
+template <typename Core, Held H, bool All>
+inline void load_pair(const Place& place, const typename Core::Table& table, long p, typename Core::Weights (&w)[2]) {
+    const uint8_t* const at = place.at + (H == Held::bytes ? first_column(p) : p * kLanes) * kQuad;
+    if constexpr (H == Held::nibbles) {
+        Core::weights_of_nibbles(at, w);
+    } else if constexpr (H == Held::table) {
+        Core::weights_of_table(at, table, w);
+    } else if constexpr (H == Held::sixes) {
+        const int height = (All ? 0 : place.height) + static_cast<int>(p / kPairsAside * 4);
+        Core::weights_of_sixes(at, place.plane + p % kPairsAside * kLanes * kQuad, height, w);
+    } else {
+        w[0] = Core::weights(at);
+        w[1] = Core::weights(at + kPairColumns * kQuad);
+    }
+}
+
+// With each quad, memory is asked for so many lines of what follows; less than 0: of these weights, kFarAhead.
+template <long Lines>
+inline void ask_ahead(const uint8_t* weights, const uint8_t*& ahead) {
+#pragma GCC unroll 8
+    for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
+#pragma GCC unroll 8
+    for (long i = 0; i < -Lines; ++i) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+    if constexpr (Lines > 0) ahead += Lines * kLine;
+}
+
+template <Held H>
+inline void pass_quads(Place& w, long count) {
+    w.at += count * quad_step(H);
+    if constexpr (H == Held::sixes) w.plane += count * quad_step(H);
+}
+
+// One quad of rows by the pairs from `first` on, added to their sums or parts of these.
+template <typename Core, Held H, bool All, long Rows, long Pairs, typename Added>
+inline void add_quad(Added (&sums)[Rows][Pairs][2], long first, const Place& w, const typename Core::Table& table,
+                     const uint8_t* x, long stride) {
+    typename Core::Weights weights[Pairs][2];
 #pragma GCC unroll 4
-    for (long p = 0; p < Pairs; ++p) {
-        if constexpr (H == Held::nibbles) {
-            Core::weights_of_nibbles(at + p * kPairColumns * kQuad, w[p]);
-        } else if constexpr (H == Held::table) {
-            Core::weights_of_table(at + p * kPairColumns * kQuad, table, w[p]);
-        } else if constexpr (H == Held::sixes) {
-            const int height = Pairs == kBlockPairs ? static_cast<int>(p * 4) : place.height + static_cast<int>(p * 4);
-            Core::weights_of_sixes(at + p * kPairColumns * kQuad, place.plane, height, w[p]);
-        } else {
-            w[p][0] = Core::weights(at + p * 2 * kPairColumns * kQuad);
-            w[p][1] = Core::weights(at + (p * 2 + 1) * kPairColumns * kQuad);
+    for (long p = 0; p < Pairs; ++p) load_pair<Core, H, All>(w, table, first + p, weights[p]);
+#pragma GCC unroll 8
+    for (long r = 0; r < Rows; ++r) {
+        const typename Core::Inputs inputs = Core::inputs(x + r * stride);
+#pragma GCC unroll 4
+        for (long p = 0; p < Pairs; ++p) {
+            Core::step(sums[r][p][0], weights[p][0], inputs);
+            Core::step(sums[r][p][1], weights[p][1], inputs);
         }
     }
 }
 
-// `count` quads of rows, at least one, added to their sums. With each, memory is asked for so many lines of what follows;
-// less than 0: of these weights, kFarAhead.
-template <typename Core, Held H, long Rows, long Pairs, long Lines>
-inline void grow(typename Core::Sum (&sums)[Rows][Pairs][2], Place w, const typename Core::Table& table,
-                 const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
-    do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
+// Two quads, as many as a part holds, one vector of columns after the other.
+template <typename Core, Held H, bool All, long Rows, long Pairs>
+inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first, const Place& w,
+                          const typename Core::Table& table, const uint8_t* x, long stride) {
+    Place next = w;
+    pass_quads<H>(next, 1);
 #pragma GCC unroll 4
-        for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
-#pragma GCC unroll 4
-        for (long i = 0; i < -Lines; ++i) __builtin_prefetch(w.at + kFarAhead + i * kLine, 0, 3);
-        if constexpr (Lines > 0) ahead += Lines * kLine;
-        typename Core::Weights weights[Pairs][2];
-        load_weights<Core, H, Pairs>(w, table, weights);
+    for (long p = 0; p < Pairs; ++p) {
+        typename Core::Weights weights[2][2];
+        load_pair<Core, H, All>(w, table, first + p, weights[0]);
+        load_pair<Core, H, All>(next, table, first + p, weights[1]);
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
-            const typename Core::Inputs inputs = Core::inputs(x + r * stride);
-#pragma GCC unroll 4
-            for (long p = 0; p < Pairs; ++p) {
-                Core::step(sums[r][p][0], weights[p][0], inputs);
-                Core::step(sums[r][p][1], weights[p][1], inputs);
+            const typename Core::Inputs one = Core::inputs(x + r * stride), two = Core::inputs(x + r * stride + Core::kBytes);
+#pragma GCC unroll 2
+            for (long i = 0; i < 2; ++i) {
+                typename Core::Part part{};
+                Core::step(part, weights[0][i], one);
+                Core::step(part, weights[1][i], two);
+                Core::join(sums[r][p][i], part);
             }
         }
-        w.at += quad_step(H);
-        if constexpr (H == Held::sixes) w.plane += quad_step(H);
-        x += Core::kBytes;
-    } while (--count);
+    }
 }
 
-inline long first_column(long pair) {
-    constexpr long kPer = kPairColumns / kLanes;
-    return pair / kPer * 2 * kPairColumns + pair % kPer * kLanes;
+// So many quads at once, at most as many as a part holds.
+template <typename Core, Held H, bool All, long Lines, long Quads, long Rows, long Pairs>
+inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w, const typename Core::Table& table,
+                     const uint8_t*& x, long stride, const uint8_t*& ahead) {
+    typename Core::Part parts[Rows][Pairs][2] = {};
+#pragma GCC unroll 8
+    for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<H>(w, 1)) {
+        ask_ahead<Lines>(w.at, ahead);
+        add_quad<Core, H, All>(parts, first, w, table, x, stride);
+    }
+#pragma GCC unroll 8
+    for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (long v = 0; v < 2 * Pairs; ++v) Core::join(sums[r][v / 2][v % 2], parts[r][v / 2][v % 2]);
+    }
+}
+
+template <typename Core>
+constexpr bool in_parts() { return !__is_same(typename Core::Part, typename Core::Sum); }
+
+// Pairs whose sums a tile has at once, in registers; those of sixes are joined often.
+template <typename Core, Held H, long Rows, long Pairs>
+constexpr long at_once() {
+    constexpr long most = in_parts<Core>() && H != Held::nibbles ? 1 : Core::kSums / (2 * Rows);
+    return Pairs < most ? Pairs : most;
+}
+
+template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
+inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
+                       const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+    constexpr long kMost = Core::kPartNibbles;
+    if (count == kMost) return add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
+    for (; count >= kMost; count -= kMost) add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
+    for (; count > 0; count -= 4) add_part<Core, H, All, Lines, 4>(sums, first, w, table, x, stride, ahead);
+}
+
+// `count` quads of rows, at least one, added to their sums; of cores with parts a multiple of 4.
+template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
+inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
+                 const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+    if constexpr (!in_parts<Core>()) {
+        do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
+            if (first == 0) ask_ahead<Lines>(w.at, ahead);
+            add_quad<Core, H, All>(sums, first, w, table, x, stride);
+            pass_quads<H>(w, 1);
+            x += Core::kBytes;
+        } while (--count);
+    } else if constexpr (H == Held::nibbles) {
+        if (first > 0) return grow_parts<Core, H, All, 0>(sums, first, w, table, x, stride, count, ahead);
+        grow_parts<Core, H, All, Lines>(sums, first, w, table, x, stride, count, ahead);
+    } else {
+        do {
+#pragma GCC unroll 2
+            for (long half = 0; half < 2; ++half, pass_quads<H>(w, 2), x += 2 * Core::kBytes) {
+                if (first == 0) ask_ahead<2 * Lines>(w.at, ahead);
+                add_two_quads<Core, H, All>(sums, first, w, table, x, stride);
+            }
+        } while (count -= 4);
+    }
 }
 
 // Numbers of a group with levels: rows of codes for all groups, then of what they are multiples of.
@@ -189,60 +268,77 @@ inline void ask_levels(const QuantizedPanel& panel, const void* levels, long gro
 inline bool turns(const QuantizedPanel& panel, long group) { return !(group & ((1L << panel.shared) - 1)); }
 
 template <Span S>
-inline Floats scale_at(const QuantizedTile& t, long group, long column) {
-    if constexpr (S == Span::levels) return level_at(t.panel, t.panel.scales, group, column);
+inline Floats scale_at(const QuantizedTile& t, const QuantizedPanel& panel, long group, long column) {
+    if constexpr (S == Span::levels) return level_at(panel, panel.scales, group, column);
     if constexpr (S == Span::floats) return load(t.scales + (group - t.group) * kLinearColumns + column);
-    return widen_half(static_cast<const uint16_t*>(t.panel.scales) + group * kLinearColumns + column);
+    return widen_half(static_cast<const uint16_t*>(panel.scales) + group * kLinearColumns + column);
+}
+
+// The compiler does not know where it points, and adds what is known of it to each address, which costs nothing.
+inline float* as_it_is(float* at) {
+    __asm__("" : "+r"(at));
+    return at;
 }
 
 template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
-    const QuantizedPanel& panel = t.panel;
-    const long column = first_column(t.pair), stride = panel.x_stride;
+    const QuantizedPanel panel = t.panel;  // a copy, which sums that are stored are no part of
+    const long column = first_column(t.pair), stride = panel.x_stride, quads = t.quads, last = t.group + t.groups;
     const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
     const uint8_t* const row = panel.x + t.row * stride;
     const long lane = H != Held::bytes ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
     Place w{t.weight + lane * kQuad, t.weight + kPlane + column % kPairColumns * kQuad, static_cast<int>(column / (2 * kPairColumns) * 4)};
-    const uint8_t* x = row + t.group * t.quads * Core::kBytes;
+    const uint8_t* x = row + t.group * quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
-    constexpr bool kUnits = S == Span::levels && Rows <= 2;  // more rows leave no registers for them
+    constexpr bool kUnits = S == Span::levels && (Rows <= 2 || in_parts<Core>());  // more rows leave no registers for them
+    constexpr bool kUncounted = S == Span::levels || S == Span::floats;
+    constexpr long kAtOnce = at_once<Core, H, Rows, Pairs>();
     Floats units[2 * Pairs] = {};
-    for (long g = t.group; g < t.group + t.groups; ++g) {
+    for (long g = t.group; g < last; ++g) {
         if (kUnits && (g == t.group || turns(panel, g))) {
 #pragma GCC unroll 8
-            for (long v = 0; v < 2 * Pairs; ++v) units[v] = unit_at(panel, panel.scales, g, column + v * kPairColumns);
+            for (long v = 0; v < 2 * Pairs; ++v) units[v] = unit_at(panel, panel.scales, g, column + vector_column(v));
         }
         const uint8_t* const own = row + panel.scales_at + g * static_cast<long>(sizeof(float));
-        typename Core::Sum sums[Rows][Pairs][2];
+        int32_t starts[Rows];
+        Floats own_scales[Rows];
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
-            int32_t start;
-            __builtin_memcpy(&start, own + r * stride + panel.groups * static_cast<long>(sizeof(float)), sizeof start);
-            if ((S == Span::levels || S == Span::floats) && panel.counted) start = 0;
-#pragma GCC unroll 8
-            for (long v = 0; v < 2 * Pairs; ++v) sums[r][v / 2][v % 2] = Core::start(start);
+            float scale;
+            __builtin_memcpy(&scale, own + r * stride, sizeof scale);
+            own_scales[r] = splat(scale);
+            __builtin_memcpy(&starts[r], own + r * stride + panel.groups * static_cast<long>(sizeof(float)), sizeof starts[r]);
+            if (kUncounted && panel.counted) starts[r] = 0;
         }
-        grow<Core, H, Rows, Pairs, Lines>(sums, w, table, x, stride, t.quads, ahead);
+#pragma GCC unroll 4
+        for (long first = 0; first < Pairs; first += kAtOnce) {
+            typename Core::Sum sums[Rows][kAtOnce][2];
+#pragma GCC unroll 8
+            for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+                for (long v = 0; v < 2 * kAtOnce; ++v) sums[r][v / 2][v % 2] = Core::start(starts[r]);
+            }
+            grow<Core, H, Pairs == kBlockPairs, Lines>(sums, first, w, table, x, stride, quads, ahead);
+            float* const to = as_it_is(kept);
+#pragma GCC unroll 8
+            for (long v = 0; v < 2 * kAtOnce; ++v) {
+                const long aside = vector_column(2 * first + v);
+                const Floats scale = kUnits ? mul(code_at(panel.scales, g, column + aside), units[2 * first + v])
+                                            : scale_at<S>(t, panel, g, column + aside);
+#pragma GCC unroll 8
+                for (long r = 0; r < Rows; ++r) {
+                    float* const at = to + r * kLinearColumns + aside;
+                    store(at, fma(to_floats(Core::total(sums[r][v / 2][v % 2])), mul(scale, own_scales[r]), load(at)));
+                }
+            }
+        }
         if constexpr (S == Span::levels && Lines < 0) {
             ask_levels(panel, panel.scales, g);
             if (panel.mins) ask_levels(panel, panel.mins, g);
         }
-        w.at += t.quads * quad_step(H);
-        w.plane += t.quads * quad_step(H);
-        x += t.quads * Core::kBytes;
-#pragma GCC unroll 8
-        for (long v = 0; v < 2 * Pairs; ++v) {
-            const long at_column = column + v * kPairColumns;
-            const Floats scale = kUnits ? mul(code_at(panel.scales, g, at_column), units[v]) : scale_at<S>(t, g, at_column);
-#pragma GCC unroll 8
-            for (long r = 0; r < Rows; ++r) {
-                float own_scale;
-                __builtin_memcpy(&own_scale, own + r * stride, sizeof own_scale);
-                float* const at = kept + r * kLinearColumns + v * kPairColumns;
-                store(at, fma(to_floats(Core::total(sums[r][v / 2][v % 2])), mul(scale, splat(own_scale)), load(at)));
-            }
-        }
+        pass_quads<H>(w, quads);
+        x += quads * Core::kBytes;
     }
 }
 
@@ -260,24 +356,24 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
         __builtin_memcpy(&start, row + r * stride + panel.scales_at + sizeof(float), sizeof start);
 #pragma GCC unroll 8
         for (long v = 0; v < 2 * Pairs; ++v) {
-            const float* const at = kept + r * kLinearColumns + v * kPairColumns;
+            const float* const at = kept + r * kLinearColumns + vector_column(v);
             sums[r][v / 2][v % 2] = t.quad == 0 ? Core::start(start) : Core::resume(load(at));
         }
     }
     const uint8_t* ahead = t.ahead;
-    grow<Core, Held::bytes, Rows, Pairs, Lines>(sums, {t.weight + column * kQuad, nullptr, 0}, typename Core::Table{},
-                                                row + t.quad * Core::kBytes, stride, t.quads, ahead);
+    grow<Core, Held::bytes, false, Lines>(sums, 0, {t.weight + column * kQuad, nullptr, 0}, typename Core::Table{},
+                                          row + t.quad * Core::kBytes, stride, t.quads, ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
 #pragma GCC unroll 8
     for (long v = 0; v < 2 * Pairs; ++v) {
-        const Floats scale = load(scales + v * kPairColumns);
+        const Floats scale = load(scales + vector_column(v));
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             float own_scale;
             __builtin_memcpy(&own_scale, row + r * stride + panel.scales_at, sizeof own_scale);
             const Ints total = Core::total(sums[r][v / 2][v % 2]);
-            store(kept + r * kLinearColumns + v * kPairColumns,
+            store(kept + r * kLinearColumns + vector_column(v),
                   last ? mul(to_floats(total), mul(scale, splat(own_scale))) : as_floats(total));
         }
     }
@@ -300,20 +396,38 @@ struct Asked {
     long tile, tiles;      // 0 tiles: nothing is asked for
 };
 
-template <typename Core, Held H, Span S, long Rows>
+// A core that reads the block from end to end for few rows.
+template <typename Core>
+constexpr bool kStreams = Core::kAlone == kBlockPairs;
+
+// Rows that are few: where all inputs are one group, as many as have all their sums in registers.
+template <typename Core, Span S>
+constexpr long few_rows() {
+    constexpr long most = Core::kSums / (2 * Core::kAlone);
+    return S == Span::channels && most < Core::kFew ? most : Core::kFew;
+}
+
+// Rows of the lowest tile among several, or of the only one.
+template <typename Core, Span S, bool Few>
+constexpr long least_rows() {
+    if (Few || !kStreams<Core>) return 1;
+    return few_rows<Core, S>() < Core::kRows / 2 ? few_rows<Core, S>() + 1 : Core::kRows / 2;
+}
+
+template <typename Core, Held H, Span S, bool Few, long Rows>
 inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
-    if constexpr (Rows > 1) {
-        if (rows < Rows) return tiles_of<Core, H, S, Rows - 1>(t, rows, asked);
+    if constexpr (Rows > least_rows<Core, S, Few>()) {
+        if (rows < Rows) return tiles_of<Core, H, S, Few, Rows - 1>(t, rows, asked);
     }
-    constexpr long kPairs = Rows <= Core::kFew ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
-    if constexpr (H != Held::bytes && Rows <= Core::kFew && kPasses == 1) {
-        if (!asked.tiles) return tile<Core, H, S, Rows, kPairs, -quad_step(H) / kLine>(t);
+    constexpr long kPairs = Few ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
+    if constexpr (Few && kPasses == 1) {  // the processor asks for bytes in time, but where there is much to multiply
+        return tile<Core, H, S, Rows, kPairs, H == Held::bytes && Rows <= 2 ? 0 : -quad_step(H) / kLine>(t);
     }
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
         const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
         t.ahead = asked.next + first * kLine * asked.count;
-        if constexpr (Rows > 2) {  // fewer are hardly ever a tile among others
+        if constexpr (!Few && Rows > 2) {  // fewer are hardly ever a tile among others
             if (last - first == 1) {
                 tile<Core, H, S, Rows, kPairs, 1>(t);
                 continue;
@@ -347,16 +461,16 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
     }
 }
 
-template <typename Core, Held H, Span S, bool Many>
+template <typename Core, Held H, Span S, bool Few>
 void multiply_as(const QuantizedPanel& panel) {
-    constexpr long kStep = quad_step(H), kMost = S == Span::levels && !Many ? Core::kFew : Core::kRows;
+    constexpr long kStep = quad_step(H), kMost = Few ? few_rows<Core, S>() : Core::kRows;
     // What many rows read is made of what is held once for all of them.
-    constexpr bool kWidened = S == Span::levels && Many, kBytes = kWidened && H == Held::sixes;
+    constexpr bool kWidened = S == Span::levels && !Few, kBytes = kWidened && H == Held::sixes;
     alignas(64) uint8_t wide[kBytes ? kStretch * kByteQuad : 1];
     alignas(64) float scales[kWidened ? kStretch * kQuad / kLeastGroup * kLinearColumns : 1];
     const long tiles = (panel.rows + kMost - 1) / kMost, all = panel.groups * panel.quads;
-    const bool streams = panel.rows <= Core::kFew && Core::kAlone == kBlockPairs;  // the block is read from end to end
-    const long least = S == Span::channels ? 1 : panel.quads, wanted = streams ? all : kStretch / least * least;
+    constexpr bool kWhole = Few && kStreams<Core>;
+    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kStretch / least * least;
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
@@ -367,18 +481,18 @@ void multiply_as(const QuantizedPanel& panel) {
             const bool whole = S == Span::channels;
             const QuantizedTile t{panel, kBytes ? wide : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
                                   whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};
-            const Asked asked{weight + wanted * kStep, kStep, count, i, streams ? 0 : tiles};
-            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, kMost>(t, rows, asked);
+            const Asked asked{weight + wanted * kStep, kStep, count, i, kWhole ? 0 : tiles};
+            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, Few, kMost>(t, rows, asked);
         }
     }
 }
 
 template <typename Core, Held H, Span S>
 void multiply(const QuantizedPanel& panel) {
-    if constexpr (S == Span::levels) {
-        if (panel.rows <= Core::kFew) return multiply_as<Core, H, S, false>(panel);
+    if constexpr (S == Span::levels || kStreams<Core>) {
+        if (panel.rows <= few_rows<Core, S>()) return multiply_as<Core, H, S, true>(panel);
     }
-    multiply_as<Core, H, S, true>(panel);
+    multiply_as<Core, H, S, false>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima
@@ -489,20 +603,21 @@ constexpr void kernels_of(QuantizedKernels& all, QuantizedScheme scheme, void (*
     all.multiply[scheme] = multiply;
 }
 
-template <typename Wide, typename Narrow>
+// Small: of rows in 8 bits by weights of 4 and 6 bits.
+template <typename Wide, typename Narrow, typename Small = Narrow>
 constexpr QuantizedKernels quantized_kernels() {
     QuantizedKernels all{};
     kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, Span::groups>);
     kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, Span::groups>);
     kernels_of<Narrow>(all, kW8a8, multiply<Narrow, Held::bytes, Span::channels>);
-    kernels_of<Narrow>(all, kW4a8, multiply<Narrow, Held::nibbles, Span::groups>);
+    kernels_of<Small>(all, kW4a8, multiply<Small, Held::nibbles, Span::groups>);
     kernels_of<Narrow>(all, kW8a8Groups, multiply<Narrow, Held::bytes, Span::groups>);
     kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, Span::groups>);
     kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, Span::groups>);
     kernels_of<Wide>(all, kInt4Levels, multiply<Wide, Held::nibbles, Span::levels>);
-    kernels_of<Narrow>(all, kW4a8Levels, multiply<Narrow, Held::nibbles, Span::levels>);
+    kernels_of<Small>(all, kW4a8Levels, multiply<Small, Held::nibbles, Span::levels>);
     kernels_of<Wide>(all, kInt6Levels, multiply<Wide, Held::sixes, Span::levels>);
-    kernels_of<Narrow>(all, kW6a8Levels, multiply<Narrow, Held::sixes, Span::levels>);
+    kernels_of<Small>(all, kW6a8Levels, multiply<Small, Held::sixes, Span::levels>);
     all.begin = begin;
     all.finish[kLinearFloat32] = finish<Singles>;
     all.finish[kLinearBfloat16] = finish<Brains>;

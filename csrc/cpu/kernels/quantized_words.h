@@ -1,6 +1,6 @@
 // The core of quantized_body.h for processors without byte products: weights and inputs in 16 bits, two products at once.
 //
-// The including file defines, beside its vectors, kWordRows, kWordPairs and kWordAlone; Bytes, a vector of kLanes * 4 bytes,
+// The including file defines, beside its vectors, kWordRows, kWordPairs, kWordAlone, kWordFew and kWordSums; Bytes, a vector of kLanes * 4 bytes,
 // and load_bytes(at); low_six(Bytes, Bytes) and high_six(Bytes, Bytes), low or high bits of the first with bits 0 and 1, or 2
 // and 3, of the second above them; lower(Bytes, int), their bits so much lower; even_words(Bytes) and odd_words(Bytes), bytes 0, 2, .. and 1, 3, .. in 16 bits; low_even, low_odd,
 // high_even, high_odd, the same of low and high bits of bytes; Table, table_at(at) of 16 bytes and low_found(Table, Bytes)
@@ -14,8 +14,10 @@ namespace {
 // A quad's inputs are stored as 0, 2, 1, 3: its even ones face even bytes of the weights. With weights up to 255 and inputs
 // up to 32639 a group of 128 stays below 128 * 255 * 32639 < 2^31.
 struct Words {
-    static constexpr long kBytes = 8, kRows = kWordRows, kPairs = kWordPairs, kAlone = kWordAlone, kFew = 1;
+    static constexpr long kBytes = 8, kRows = kWordRows, kPairs = kWordPairs, kAlone = kWordAlone, kFew = kWordFew,
+                          kSums = kWordSums;
     using Sum = Sums;
+    using Part = Sum;
     struct Weights {
         Ints even, odd;
     };

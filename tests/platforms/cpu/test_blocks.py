@@ -136,6 +136,22 @@ def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> 
     assert all(torch.equal(each, first) for each in others) and bool(first.any())
 
 
+@pytest.mark.parametrize("name", [*tiles.LEVELS, "Q4_0", "Q8_0"])
+def test_sums_of_the_largest_numbers_are_exact(isa: str, name: str) -> None:
+    """Some instruction sets add products of bytes in 16 bits first: these are the largest that there are."""
+    weight = weight_of(name, 8)
+    pack = blocks.pack if name in tiles.LEVELS else blocks.pack_by_stretches
+    found = pack(weight, tensors_of(weight, name))
+    assert found is not None
+    signs = torch.tensor([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
+    x = signs.repeat(1, INPUTS // 4).float()  # 127 of 127, all of them
+    for byte in (0x00, 0xFF, 0x0F, 0xF0):
+        found["weight"].fill_(byte)
+        known = tiles.unpack(found, OUTPUTS, INPUTS, weight.format)
+        got = linear.kinds[weight.format.kind].providers["native"](x, as_held(weight, found), None, (OUTPUTS,))
+        assert ((got - x @ known.T).abs() <= 1e-5 * (x.abs() @ known.abs().T)).all()
+
+
 @each_leveled
 def test_scales_that_are_not_finite_are_refused(name: str) -> None:
     weight = weight_of(name)
