@@ -141,13 +141,17 @@ Isa isa() {
     const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
     return amx && request_tiles() ? Isa::amx : Isa::avx512_bf16;
 #else
-    return has(f, "neon") ? Isa::neon : Isa::baseline;
+    if (!has(f, "neon")) return Isa::baseline;
+    if (!has(f, "asimddp")) return Isa::neon;
+    return has(f, "i8mm") ? Isa::neon_i8mm : Isa::neon_dotprod;
 #endif
 }
 
 const char* isa_name(Isa isa) {
     switch (isa) {
         case Isa::neon: return "neon";
+        case Isa::neon_dotprod: return "neon_dotprod";
+        case Isa::neon_i8mm: return "neon_i8mm";
         case Isa::avx2: return "avx2";
         case Isa::avx512: return "avx512";
         case Isa::avx512_bf16: return "avx512_bf16";
@@ -169,9 +173,12 @@ const char* arch() {
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::baseline, Isa::neon, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
+constexpr Isa kIsas[] = {Isa::baseline, Isa::neon,   Isa::neon_dotprod, Isa::neon_i8mm,
+                         Isa::avx2,     Isa::avx512, Isa::avx512_bf16,  Isa::amx};
 
-// baseline < avx2 < ... < amx, or baseline < neon: the enumeration's order.
+bool is_neon(Isa isa) { return isa >= Isa::neon && isa <= Isa::neon_i8mm; }
+
+// baseline < avx2 < ... < amx, or baseline < neon < ... < neon_i8mm: the enumeration's order.
 std::atomic<int>& choice() {
     static std::atomic<int> chosen{static_cast<int>(isa())};
     return chosen;
@@ -185,7 +192,7 @@ void choose_isa(const std::string& name) {
     const Isa best = isa();
     std::string known;
     for (const Isa each : kIsas) {
-        const bool here = each <= best && (each == Isa::baseline || (each == Isa::neon) == (best == Isa::neon));
+        const bool here = each <= best && (each == Isa::baseline || is_neon(each) == is_neon(best));
         if (!here) continue;
         if (name == isa_name(each)) {
             choice().store(static_cast<int>(each), std::memory_order_relaxed);

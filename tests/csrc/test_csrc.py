@@ -13,7 +13,7 @@ import pytest
 _cpu = pytest.importorskip("quintet._cpu", reason="the compiled module is not built: no C++ compiler at install")
 
 MIB = 1 << 20
-ISAS = ["baseline", "neon", "avx2", "avx512", "avx512_bf16", "amx"]
+ISAS = ["baseline", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx512", "avx512_bf16", "amx"]
 NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
@@ -40,7 +40,9 @@ def test_isa_is_the_best_that_the_features_allow() -> None:
     features, isa = _cpu.features(), _cpu.isa()
     assert isa in ISAS
     if _cpu.arch() != "x86_64":
-        assert isa == ("neon" if _cpu.arch() == "aarch64" else "baseline")
+        dots = "neon_i8mm" if features.get("i8mm") else "neon_dotprod"
+        neon = dots if features.get("asimddp") else "neon"
+        assert isa == (neon if _cpu.arch() == "aarch64" else "baseline")
         return
     best = "baseline"
     for name, needs in NEEDS.items():

@@ -121,6 +121,9 @@ extern const QuantizedKernels kQuantizedAvx512;
 extern const QuantizedKernels kQuantizedAvx512Vnni;
 QuantizedKernels with_tiles(const QuantizedKernels& vectors);  // these, but for what AMX multiplies
 extern const QuantizedPacking kQuantizedPackingAvx2;
+#elif defined(__aarch64__)
+extern const QuantizedKernels kQuantizedNeonDotprod;
+extern const QuantizedKernels kQuantizedNeonI8mm;
 #endif
 
 }  // namespace quintet::cpu

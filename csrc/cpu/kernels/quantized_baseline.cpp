@@ -50,6 +50,9 @@ inline Bytes high_found(const Table& table, Bytes x) { return found(table, x >> 
 inline Sums add_products(Sums sum, Ints a, Ints b) {
 #if defined(__SSE2__)
     return sum + (Sums)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    return sum + (Sums)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 #else
     using Words = int16_t __attribute__((vector_size(16)));
     const Words x = (Words)a, y = (Words)b;

@@ -31,9 +31,13 @@ inline Floats add(Floats a, Floats b) { return a + b; }
 inline Floats sub(Floats a, Floats b) { return a - b; }
 inline Floats mul(Floats a, Floats b) { return a * b; }
 inline Floats fma(Floats a, Floats b, Floats c) {  // rounded once, as everywhere; a call where the processor has none
+#if defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
     Floats x;
     for (long i = 0; i < kLanes; ++i) x[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return x;
+#endif
 }
 inline Ints as_ints(Floats x) { return (Ints)x; }
 inline Floats as_floats(Ints x) { return (Floats)x; }
@@ -68,7 +72,13 @@ inline Floats widen_halves(Bits bits) {
     const Bits special = (Bits)((bits & 0x7C00) == 0x7C00) & 0x7F800000;
     return (Floats)((Bits)size | special | (bits & 0x8000) << 16);
 }
-inline Floats widen_half(const uint16_t* at) { return widen_halves(Bits{at[0], at[1], at[2], at[3]}); }
+inline Floats widen_half(const uint16_t* at) {
+#if defined(__aarch64__)
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
+#else
+    return widen_halves(Bits{at[0], at[1], at[2], at[3]});
+#endif
+}
 inline Floats widen_bytes(const uint8_t* at) { return to_floats(Ints{at[0], at[1], at[2], at[3]}); }
 [[maybe_unused]] inline Floats widen_signed(const int8_t* at) { return to_floats(Ints{at[0], at[1], at[2], at[3]}); }
 [[maybe_unused]] inline float float_of(uint16_t x) { return widen_halves(Bits{x, 0, 0, 0})[0]; }

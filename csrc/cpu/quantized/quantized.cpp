@@ -30,6 +30,9 @@ const QuantizedKernels& kernels() {
         case Isa::avx2: return kQuantizedAvx2;
         default: break;
     }
+#elif defined(__aarch64__)
+    if (chosen_isa() == Isa::neon_i8mm) return kQuantizedNeonI8mm;
+    if (chosen_isa() == Isa::neon_dotprod) return kQuantizedNeonDotprod;
 #endif
     return kQuantizedBaseline;
 }
