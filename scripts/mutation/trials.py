@@ -172,6 +172,8 @@ class Trials:
             bench.load(fault)
             batch = rest[:size]
             files, failed = bench.run(batch, left, sorted(self.broken))
+            if failed == [""]:  # no test has begun: it counts if it happens again, as where the system killed pytest
+                files, failed = bench.run(batch, left, sorted(self.broken))
             if failed and self._fails_without(failed[0], batch, bench):
                 rest = [test for test in rest if test != failed[0]]  # a file that cannot be read
                 continue  # again, without that test

@@ -56,6 +56,29 @@ def test_a_fault_is_caught_by_what_fails_with_it_alone(tmp_path: Path) -> None:
     assert list(trials.done()) == [fault.key]
 
 
+class CutOff:
+    """Bench on which pytest ends before its first test, at first."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def load(self, fault: Fault | None) -> None:
+        self.faulty = fault is not None
+
+    def run(self, tests: list[str], seconds: float, skipped: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+        self.times -= self.faulty
+        return ([], [""]) if self.faulty and self.times >= 0 else (tests, [])
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, SURVIVED), (2, CAUGHT)])
+def test_pytest_that_ends_before_a_test_has_begun_counts_if_it_happens_again(
+    times: int, status: str, tmp_path: Path
+) -> None:
+    trials = Trials(tmp_path / "journal", 100, Killers(tmp_path / "killers"))
+    fault = Fault("a.py", 1, "x", "0 -> 1", "engine", "a", "a.py", 0)
+    assert trials.tried(fault, ["test_a.py"], CutOff(times)).status == status  # type: ignore[arg-type]
+
+
 def test_survivors_and_those_of_the_cap_are_counted_apart() -> None:
     faults = [Fault("a.py", line, "x", "0 -> 1", "engine", "a", "a.py", line) for line in range(3)]
     ends = [Outcome(faults[0], CAUGHT), Outcome(faults[1], SURVIVED), Outcome(faults[2], CAPPED, left=7)]

@@ -38,7 +38,7 @@ class MLASizes:
     kv_lora_rank: int  # of the latent that k and v are made of
     q_lora_rank: int | None  # of the latent that q is made of; None: there is none
     scale: float
-    bias: bool = False
+    bias: bool
 
     @classmethod
     def from_config(cls, config: Any) -> "MLASizes":
