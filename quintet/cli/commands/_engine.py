@@ -104,6 +104,7 @@ def load(kwargs: dict[str, Any], quiet: bool, not_found_hint: str = "") -> "LLM"
         raise type(error)(f"{error}{not_found_hint}") from error
     finally:
         if beside is not None:
+            beside.kill()  # it has ended, or the start has failed
             beside.close()
 
 
