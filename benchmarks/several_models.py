@@ -38,7 +38,7 @@ SAMPLED = 0.5  # seconds between two looks at the memory
 
 @dataclass
 class Counts:
-    """What clients and the watcher have seen."""
+    """Counts of the clients and of the watcher."""
 
     answered: Counter[str] = field(default_factory=Counter)  # by model
     lost: list[str] = field(default_factory=list)  # reasons
