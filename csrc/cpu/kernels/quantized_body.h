@@ -427,7 +427,7 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
         const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
         t.ahead = asked.next + first * kLine * asked.count;
-        if constexpr (!Few && Rows > 2) {  // fewer are hardly ever a tile among others
+        if constexpr (!Few) {
             if (last - first == 1) {
                 tile<Core, H, S, Rows, kPairs, 1>(t);
                 continue;
