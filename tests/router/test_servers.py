@@ -151,16 +151,25 @@ async def test_a_router_that_ends_takes_nothing_new_and_finishes_what_runs() -> 
         await until(lambda: router.server._server.should_exit)
 
 
-async def test_what_does_not_end_in_time_is_cut() -> None:
-    async def silent(call: Call) -> None:
+async def test_an_answer_that_does_not_end_in_time_is_cut_and_one_that_has_not_begun_is_an_error() -> None:
+    async def stalls(call: Call) -> None:
+        if call.json.get("stream"):
+            await call.raw(SSE + chunk(EVENTS[0]))
         await asyncio.sleep(60)
 
-    async with routed(Fake(behave=silent), door={"drain_timeout": 0.05}) as router:
-        asking = asyncio.create_task(router.post())
-        await until(lambda: router.server.core.queue.in_flight == 1)
-        router.server.stop("SIGTERM")
-        with pytest.raises(httpx.RemoteProtocolError):
-            await asking
+    async with routed(Fake(behave=stalls), door={"drain_timeout": 0.05}) as router:
+        silent = asyncio.create_task(router.post())
+        async with router.client.stream(
+            "POST", "/v1/chat/completions", json={"model": "m", "messages": [], "stream": True}
+        ) as answer:
+            pieces = answer.aiter_bytes()
+            assert await anext(pieces) == EVENTS[0]
+            await until(lambda: router.server.core.queue.in_flight == 2)
+            router.server.stop("SIGTERM")
+            refused = await silent
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(pieces)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
 
 
 @pytest.mark.parametrize(("given", "said"), [
