@@ -2,11 +2,11 @@
 
 import pytest
 
-from scripts import aarch64
+from scripts.on_aarch64 import qemu
 
 
 @pytest.mark.sweep  # a minute of the compiler and one of QEMU
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(bool(aarch64.missing()), reason=f"not installed: {', '.join(aarch64.missing())}")
+@pytest.mark.skipif(bool(qemu.missing()), reason=f"not installed: {', '.join(qemu.missing())}")
 def test_the_cpp_tests_pass_on_aarch64() -> None:
-    assert aarch64.cpp_tests()
+    assert qemu.cpp_tests()

@@ -1,7 +1,7 @@
 """Builds the kernels for aarch64 on another machine and tries them in QEMU.
 
-python scripts/aarch64.py                    the C++ tests
-python scripts/aarch64.py --python [TESTS]   the specification tests too, tests/platforms/cpu or those that are named
+python scripts/on_aarch64/qemu.py                    the C++ tests
+python scripts/on_aarch64/qemu.py --python [TESTS]   the specification tests too, tests/platforms/cpu or those that are named
 
 It needs aarch64-linux-gnu-g++ and qemu-aarch64-static (Debian: g++-aarch64-linux-gnu and qemu-user-static). --python
 takes an interpreter from Debian's packages (`dpkg --add-architecture arm64` first) and aarch64 wheels from the package
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "aarch64"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")  # of the cross compiler

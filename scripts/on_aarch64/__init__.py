@@ -1,0 +1,1 @@
+"""Builds and tests for aarch64 on another machine."""
