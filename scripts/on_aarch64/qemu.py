@@ -1,7 +1,7 @@
 """Builds the kernels for aarch64 on another machine and tries them in QEMU.
 
 python scripts/on_aarch64/qemu.py                    the C++ tests
-python scripts/on_aarch64/qemu.py --python [TESTS]   the specification tests too, tests/platforms/cpu or those that are named
+python scripts/on_aarch64/qemu.py --python [TESTS]   the specification tests too (tests/platforms/cpu), or those named
 
 It needs aarch64-linux-gnu-g++ and qemu-aarch64-static (Debian: g++-aarch64-linux-gnu and qemu-user-static). --python
 takes an interpreter from Debian's packages (`dpkg --add-architecture arm64` first) and aarch64 wheels from the package
