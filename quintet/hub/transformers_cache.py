@@ -34,8 +34,11 @@ SHIPPED = Path(__file__).with_name("transformers_cache.json")  # written by scri
 MAX_BYTES = 2**26  # bytes of one reading: the largest tokenizers take 40 MB
 MAX_IN_ALL = 2**28  # bytes; those that were not used for longest go first
 MAX_FILES = 512
-LOCK = "lock"  # a file that the process that makes a reading has locked
+LOCK = ".lock"  # of files that a process has locked while it makes a reading: one of 256, by the reading's name
 LOCK_SECONDS, LOCK_POLL = 30.0, 0.01  # seconds of a wait for it, and between two looks
+LOCK_QUIET = 1.0  # seconds of a wait before the log has a line
+UNFINISHED = "unfinished-"  # begins the name of a file that is being written
+UNFINISHED_SECONDS = 3600.0  # its age when its process must have ended
 
 
 def digest(kind: str, parts: Iterable[bytes]) -> str:
@@ -46,30 +49,39 @@ def digest(kind: str, parts: Iterable[bytes]) -> str:
     return named.hexdigest()
 
 
-def is_cached(name: str) -> bool:
-    """Returns whether there is a reading of this name, whole or not."""
+def is_worth_making(name: str) -> bool:
+    """Returns whether there is no reading of this name, and one could be kept."""
     folder = cache_folder("readings")
-    return not _why_unusable(folder) and (folder / _file(name)).is_file()
+    if _why_unusable(folder) or (folder / _file(name)).is_file():
+        return False
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @contextlib.contextmanager
-def making() -> Iterator[None]:
-    """Within, no other process makes a reading: it waits, for LOCK_SECONDS at most, and then finds what was made."""
+def making(name: str) -> Iterator[None]:
+    """Within, no other process makes the reading of this name: it waits for LOCK_SECONDS at most, and finds it made."""
     folder = cache_folder("readings")
     with contextlib.ExitStack() as stack:
         if fcntl is not None and not _why_unusable(folder):
             with contextlib.suppress(OSError):  # a folder or a file system that has no lock
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _wait_for_lock(stack.enter_context((folder / LOCK).open("ab")))
+                _wait_for_lock(stack.enter_context((folder / (name[:2] + LOCK)).open("ab")))
         yield
 
 
 def _wait_for_lock(stream: BinaryIO) -> None:
-    end = time.monotonic() + LOCK_SECONDS
-    while time.monotonic() < end:
+    begun, silent = time.monotonic(), True
+    while (waited := time.monotonic() - begun) < LOCK_SECONDS:
         try:
             return fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if silent and waited > LOCK_QUIET:
+                logger.info("waiting up to %g s for the process that reads this tokenizer", LOCK_SECONDS)
+                silent = False
             time.sleep(LOCK_POLL)
 
 
@@ -143,7 +155,7 @@ def _load(file: Path) -> Any:
 
 def _write(file: Path, content: bytes) -> None:
     """Writes the file atomically: another process may read it meanwhile."""
-    handle, made = tempfile.mkstemp(SUFFIX, dir=file.parent)
+    handle, made = tempfile.mkstemp(prefix=UNFINISHED, dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -154,6 +166,9 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _prune(folder: Path) -> None:
+    for each in folder.glob(f"{UNFINISHED}*"):  # of processes that were killed
+        if time.time() - each.stat().st_mtime > UNFINISHED_SECONDS:
+            each.unlink(missing_ok=True)
     states = sorted(((each.stat(), each) for each in folder.glob(f"*{SUFFIX}")), key=lambda each: -each[0].st_mtime)
     total = 0
     for index, (state, each) in enumerate(states):

@@ -193,17 +193,14 @@ class RouterApp:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         core = self._core
-        if core.draining:
-            raise ApiError(
-                503, "the router ends and takes no new requests", code="draining",
-                headers={**_RETRY_LATER, "Connection": "close"},
-            )  # fmt: skip
+        self.refuse_while_draining()
         path, visit = scope["path"], scope["state"]["visit"]
         stored = routes.stored_response_id(scope["method"], path)
         route = routes.OTHER if stored is not None else self._route(path)
         body = await self._body(scope, receive)
         stream = visit.response_stream = ResponseStream(scope, receive, send, visit.request_id)
         try:
+            self.refuse_while_draining()  # the body may have taken long
             ask = self._ask(scope, body, route)
             ask.arrived = time.perf_counter()
             if stored is None:
@@ -220,6 +217,14 @@ class RouterApp:
         finally:
             core.streams.discard(stream)
             self._held -= len(body)
+
+    def refuse_while_draining(self) -> None:
+        """ApiError 503 once the router ends."""
+        if self._core.draining:
+            raise ApiError(
+                503, "the router ends and takes no new requests", code="draining",
+                headers={**_RETRY_LATER, "Connection": "close"},
+            )  # fmt: skip
 
     def _route(self, path: str) -> routes.RouteInfo:
         """ApiError 404 for a path that is not passed on."""

@@ -58,6 +58,11 @@ class RouterServer:
         elif not self._forced:
             logger.info("%s again: %d requests are cut short", why, running)
             self._forced = True
+            if self._server.should_exit:  # what is left are bodies on their way, and what no engine answers
+                self._cut()
+
+    def _cut(self) -> None:
+        asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
 
     async def _drain(self) -> None:
         begun = time.monotonic()
@@ -70,7 +75,7 @@ class RouterServer:
         self._server.should_exit = True
         if left:
             self.core.refuse_waiting(ApiError(503, "the server is shutting down", code="shutting_down"))
-            asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
+            self._cut()
 
 
 def fit_connections(door: ServerConfig) -> ServerConfig:

@@ -9,7 +9,7 @@ import msgspec
 from quintet.common.processes import Child, read_orders
 from quintet.config import EngineConfig
 from quintet.hub.model_names import tokenizer_file
-from quintet.tokenizers.tokenizer import is_cached, load_tokenizer
+from quintet.tokenizers.tokenizer import is_missing_in_cache, load_tokenizer
 
 MODULE = "quintet.tokenizers.cache_process"
 
@@ -21,10 +21,10 @@ class TokenizerOrders(msgspec.Struct):
 
 
 def start(config: EngineConfig) -> Child | None:
-    """Starts the process, which ends with this one; None where the cache has the tokenizer, or none is read from a GGUF
-    file. load_tokenizer() waits for it."""
+    """Starts the process, which ends with this one; None where the cache has the tokenizer or cannot keep it, or
+    none is read from a GGUF file. load_tokenizer() waits for it."""
     file = tokenizer_file(config)
-    if file is None or is_cached(file):
+    if file is None or not is_missing_in_cache(file):
         return None
     try:
         return Child(MODULE, TokenizerOrders(str(file)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

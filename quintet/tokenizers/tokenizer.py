@@ -257,9 +257,9 @@ def _load_tekken(file: Path) -> Tokenizer:
         raise ValueError(f"{file} cannot be read ({one_line(error)}); fetch it again") from error
 
 
-def is_cached(file: Path) -> bool:
-    """Returns whether the cache has the tokenizer of a GGUF file."""
-    return readings.is_cached(_gguf_reading(file))
+def is_missing_in_cache(file: Path) -> bool:
+    """Returns whether the cache lacks the tokenizer of a GGUF file, and could keep it."""
+    return readings.is_worth_making(_gguf_reading(file))
 
 
 def _gguf_reading(file: Path) -> str:
@@ -271,7 +271,7 @@ def _load_gguf(file: Path) -> Tokenizer:
     find = functools.partial(readings.find, name, lambda reading: _thaw(reading, file, load))
     if (kept := find()) is not None:
         return kept
-    with readings.making(), without_garbage_collection():  # which would walk each merge several times
+    with readings.making(name), without_garbage_collection():  # which would walk each merge several times
         if (kept := find()) is not None:  # another process has made it
             return kept
         backend, named, template, model = _read_gguf(file)

@@ -12,6 +12,7 @@ from quintet.common.imports import without_garbage_collection
 
 @pytest.fixture(autouse=True)
 def enabled() -> Iterator[None]:
+    gc.unfreeze()  # what pytest collected
     yield
     gc.unfreeze()
     gc.enable()

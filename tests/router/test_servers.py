@@ -1,6 +1,7 @@
 """How servers are looked at, taken out and brought back; what an administrator may do; the end of a router."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -170,6 +171,27 @@ async def test_an_answer_that_does_not_end_in_time_is_cut_and_one_that_has_not_b
             with pytest.raises(httpx.RemoteProtocolError):
                 await anext(pieces)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+async def test_a_body_that_ends_after_the_router_began_to_end_is_refused() -> None:
+    fake = Fake()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"model": "m", '
+        begun.set()
+        await go_on.wait()
+        yield b'"prompt": "x"}'
+
+    async with routed(fake) as router:
+        headers = {"Content-Type": "application/json"}
+        late = asyncio.create_task(router.client.post("/v1/completions", content=body(), headers=headers))
+        await begun.wait()
+        router.server.core.draining = True
+        go_on.set()
+        refused = await late
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+    assert fake.calls == []
 
 
 @pytest.mark.parametrize(("given", "said"), [

@@ -11,7 +11,7 @@ from quintet.config import EngineConfig
 from quintet.gguf import vocabulary
 from quintet.hub import transformers_cache as readings
 from quintet.tokenizers import cache_process
-from quintet.tokenizers.tokenizer import Tokenizer, is_cached, load_tokenizer
+from quintet.tokenizers.tokenizer import Tokenizer, _gguf_reading, is_missing_in_cache, load_tokenizer
 
 GGUF = Path(__file__).parents[1] / "data/quantized/gguf/tokenizers/spm.gguf"
 
@@ -26,7 +26,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_tokenizer_is_in_the_cache_when_the_process_has_ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = cache_process.start(EngineConfig(model=str(file)))
     assert child is not None and child.wait(60) is not None and child.exit is not None
-    assert child.exit.code == 0 and is_cached(file)
+    assert child.exit.code == 0 and not is_missing_in_cache(file)
     monkeypatch.setattr(vocabulary, "read_vocabulary", lambda metadata: pytest.fail("read again"))
     assert load_tokenizer(file).encode("hello") != []
     assert cache_process.start(EngineConfig(model=str(file))) is None, "the cache has it"
@@ -37,7 +37,7 @@ def test_a_file_without_a_tokenizer_is_the_parents_to_refuse(tmp_path: Path, fil
     file.write_bytes(file.read_bytes()[:1000])
     child = cache_process.start(EngineConfig(model=str(file)))
     assert child is not None and child.wait(60) is not None and child.exit is not None
-    assert child.exit.code == 0 and not is_cached(file)
+    assert child.exit.code == 0 and is_missing_in_cache(file)
     child.close()
     with pytest.raises(ValueError, match="fetch it again"):
         load_tokenizer(file)
@@ -46,6 +46,12 @@ def test_a_file_without_a_tokenizer_is_the_parents_to_refuse(tmp_path: Path, fil
 @pytest.mark.parametrize("changes", [{"tokenizer": "bundled"}, {"skip_tokenizer_init": True}, {"model": "bundled"}])
 def test_no_process_is_started_for_other_tokenizers(changes: dict[str, Any], file: Path) -> None:
     assert cache_process.start(EngineConfig(**{"model": str(file), **changes})) is None
+
+
+def test_no_process_is_started_where_nothing_can_be_kept(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"a file in the folder's place")
+    assert not is_missing_in_cache(file)
+    assert cache_process.start(EngineConfig(model=str(file))) is None
 
 
 def test_two_that_want_a_new_tokenizer_read_its_vocabulary_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,5 +78,5 @@ def test_two_that_want_a_new_tokenizer_read_its_vocabulary_once(file: Path, monk
 
 def test_a_process_that_never_ends_its_reading_holds_up_none(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readings, "LOCK_SECONDS", 0.0)
-    with readings.making():
+    with readings.making(_gguf_reading(file)):
         assert load_tokenizer(file).encode("hello") != []

@@ -92,6 +92,7 @@ class ModelsApp(RouterApp):
         return await super()._own(path, scope)
 
     async def _pdf_text(self, scope: Scope, receive: Receive) -> Response:
+        self.refuse_while_draining()
         content = await self._body(scope, receive)
         try:
             return await page.pdf_response(self._pdf, content, HttpRequest(scope, receive))

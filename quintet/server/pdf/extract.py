@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 import subprocess
 import tempfile
 
@@ -11,6 +12,8 @@ from quintet.common.distribution import install_hint
 from quintet.common.processes import Child, Exit
 from quintet.server.http.errors import ApiError
 from quintet.server.pdf.worker import Extracted, Orders
+
+logger = logging.getLogger(__name__)
 
 PROCESSES = 2  # at a time; other requests wait
 TIMEOUT = 30.0  # seconds for one file, the start of its process included
@@ -32,16 +35,16 @@ class PdfExtractor:
         self._places = asyncio.Semaphore(PROCESSES)
 
     async def extract(self, content: bytes) -> PdfText:
-        """Returns the text of all pages. Raises ApiError 501 without pypdf, 400 if the file cannot be read."""
+        """Returns the text of all pages. Raises ApiError 501 without a package that it needs, 400 if the file cannot be
+        read, 500 if the process fails."""
         if not content.startswith(b"%PDF-"):
             raise _unreadable("it does not begin with %PDF-")
         if importlib.util.find_spec("pypdf") is None:
-            raise ApiError(
-                501, f"PDF files need the package pypdf on the server, which is not installed: {install_hint('pdf')}",
-                code="not_installed",
-            )  # fmt: skip
+            raise _not_installed("PDF files need the package pypdf on the server, which is not installed")
         async with self._places:
             found = await self._in_process(content)
+        if found is not None and found.lacking:
+            raise _not_installed(f"this PDF is encrypted, and the server lacks a package for it ({found.error})")
         if found is None or found.error:
             raise _unreadable(TOO_MUCH if found is None else found.error)
         return PdfText(text=found.text, pages=found.pages)
@@ -57,10 +60,18 @@ class PdfExtractor:
             child = Child("quintet.server.pdf.worker", Orders(*files), inherit=files, stderr=subprocess.DEVNULL)
             child.follow(lambda status: loop.call_soon_threadsafe(_set_once, ended, status))
             try:
-                await asyncio.wait_for(ended, self._timeout)
+                status = await asyncio.wait_for(ended, self._timeout)
                 result.seek(0)
-                return msgspec.json.decode(result.read(), type=Extracted)
-            except (asyncio.TimeoutError, msgspec.DecodeError):
+                written = result.read()
+                if written and status.code == 0:
+                    return msgspec.json.decode(written, type=Extracted)
+                if status.code and status.code > 0:  # no limit ends it so
+                    logger.error("the process that reads a PDF file ended with %s", status)
+                    raise ApiError(
+                        500, "the server failed to read the PDF; its log has the reason", code="internal_error"
+                    )
+                return None
+            except asyncio.TimeoutError:
                 return None
             finally:
                 child.kill()
@@ -70,6 +81,10 @@ class PdfExtractor:
 def _set_once(future: "asyncio.Future[Exit]", status: Exit) -> None:
     if not future.done():
         future.set_result(status)
+
+
+def _not_installed(what: str) -> ApiError:
+    return ApiError(501, f"{what}: {install_hint('pdf')}", code="not_installed")
 
 
 def _unreadable(reason: str) -> ApiError:

@@ -1,5 +1,6 @@
 """Process that extracts the text of one PDF file under limits of processor time and memory. Run by extract.py."""
 
+import contextlib
 import logging
 import os
 import resource
@@ -32,13 +33,16 @@ class Extracted(msgspec.Struct):
     text: str = ""
     pages: int = 0
     error: str = ""
+    lacking: bool = False  # the error names a package that the server lacks
 
 
 def main() -> None:
     """Writes the result as JSON. Writes nothing if a limit ends the process."""
     orders = read_orders(Orders)
     follow_parent()
+    os.nice(19)  # a file that takes all its time must not slow down what is generated
     import pypdf  # its import is outside the limits
+    from pypdf.errors import DependencyError
 
     limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: _MAX_RESULT, resource.RLIMIT_CORE: 0}
     for kind, limit in {**limits, resource.RLIMIT_CPU: SECONDS}.items():
@@ -50,9 +54,16 @@ def main() -> None:
             extracted = _extract(pypdf.PdfReader(source))
         except MemoryError:
             return
+        except DependencyError as error:
+            extracted = Extracted(error=_encodable(error), lacking=True)
         except Exception as error:  # pypdf raises errors of any type for damaged files
-            extracted = Extracted(error=f"pypdf fails with {type(error).__name__}: {str(error)[:200]}")
-        result.write(msgspec.json.encode(extracted))
+            extracted = Extracted(error=f"pypdf fails with {type(error).__name__}: {_encodable(error)}")
+        with contextlib.suppress(MemoryError):
+            result.write(msgspec.json.encode(extracted))
+
+
+def _encodable(error: Exception) -> str:
+    return str(error)[:200].encode(errors="replace").decode()
 
 
 def _extract(reader: "pypdf.PdfReader") -> Extracted:

@@ -14,11 +14,12 @@ import zmq
 
 from quintet.common.processes import ENDING, Exit
 from quintet.config import EngineConfig
+from quintet.hub.model_names import tokenizer_file
 from quintet.server.config import ServerConfig
 from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes import supervisor as supervisors
 from quintet.server.processes.messages import WorkerHeartbeat
-from quintet.server.processes.supervisor import Supervisor, _tokenizer_file
+from quintet.server.processes.supervisor import Supervisor
 from tests.helpers.platforms.null_engine import until
 
 
@@ -108,7 +109,7 @@ async def test_an_api_process_that_cannot_be_started_is_tried_again(
 def test_the_tokenizer_is_loaded_beside_the_engine_from_a_gguf_file_that_has_its_own(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
-    assert _tokenizer_file(EngineConfig(model=str(model))) == model
+    assert tokenizer_file(EngineConfig(model=str(model))) == model
     for other in ({"tokenizer": "other"}, {"skip_tokenizer_init": True}, {"tokenizer_mode": "mistral"}):
-        assert _tokenizer_file(EngineConfig(model=str(model), **other)) is None
-    assert _tokenizer_file(EngineConfig(model=str(tmp_path))) is None, "a checkpoint's folder"
+        assert tokenizer_file(EngineConfig(model=str(model), **other)) is None
+    assert tokenizer_file(EngineConfig(model=str(tmp_path))) is None, "a checkpoint's folder"

@@ -93,12 +93,15 @@ async def test_a_file_without_readable_text_is_refused_with_the_reason(content: 
 
 
 @needs_pypdf
-async def test_a_file_that_is_locked_against_changes_is_read_and_one_with_a_password_is_refused() -> None:
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
+async def test_a_file_that_is_locked_against_changes_is_read_and_one_with_a_password_is_refused(algorithm: str) -> None:
+    if algorithm != "RC4-128":
+        pytest.importorskip("cryptography", reason="needs the extra pdf")
     from pypdf import PdfReader, PdfWriter
 
     for password, text in (("", "Hi"), ("secret", None)):
         writer, locked = PdfWriter(PdfReader(io.BytesIO(pdf(writes("Hi"))))), io.BytesIO()
-        writer.encrypt(password, owner_password="owner", algorithm="RC4-128")
+        writer.encrypt(password, owner_password="owner", algorithm=algorithm)
         writer.write(locked)
         answer = (await post(locked.getvalue())).json()
         assert answer.get("text") == text
