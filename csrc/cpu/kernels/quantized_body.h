@@ -190,8 +190,9 @@ constexpr long passes() { return All ? kBlockPairs / Pairs : 1; }
 
 // So many quads at once, at most as many as a part holds.
 template <typename Core, Held H, bool All, long Lines, long Quads, long Rows, long Pairs>
-inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w, const typename Core::Table& table,
-                     const uint8_t*& x, long stride, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w,
+                                                    const typename Core::Table& table, const uint8_t*& x, long stride,
+                                                    const uint8_t*& ahead) {
     typename Core::Part parts[Rows][Pairs][2] = {};
 #pragma GCC unroll 8
     for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<H>(w, 1)) {
@@ -216,8 +217,9 @@ constexpr long at_once() {
 }
 
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
-inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
-                       const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w,
+                                                      const typename Core::Table& table, const uint8_t* x, long stride, long count,
+                                                      const uint8_t*& ahead) {
     constexpr long kMost = Core::kPartNibbles;
     if (count == kMost) return add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
     for (; count >= kMost; count -= kMost) add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
@@ -226,8 +228,9 @@ inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)
 
 // `count` quads of rows, at least one, added to their sums; of cores with parts a multiple of 4.
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
-inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
-                 const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w,
+                                                const typename Core::Table& table, const uint8_t* x, long stride, long count,
+                                                      const uint8_t*& ahead) {
     if constexpr (!in_parts<Core>()) {
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
             ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
