@@ -122,13 +122,16 @@ inline void load_pair(const Place& place, const typename Core::Table& table, lon
     }
 }
 
-// With each quad, memory is asked for so many lines of what follows; less than 0: of these weights, kFarAhead.
-template <long Lines>
-inline void ask_ahead(const uint8_t* weights, const uint8_t*& ahead) {
+// With each quad, memory is asked for so many lines of what follows; less than 0: of these weights, kFarAhead, a part of them in
+// each pass over them.
+template <long Lines, long Passes>
+inline void ask_ahead(const uint8_t* weights, long pass, const uint8_t*& ahead) {
 #pragma GCC unroll 8
     for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
 #pragma GCC unroll 8
-    for (long i = 0; i < -Lines; ++i) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+    for (long i = 0; i < -Lines; ++i) {
+        if (i * Passes / -Lines == pass) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+    }
     if constexpr (Lines > 0) ahead += Lines * kLine;
 }
 
@@ -181,14 +184,19 @@ inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first
     }
 }
 
+// Passes of so many pairs over a tile that has all, or its own alone.
+template <bool All, long Pairs>
+constexpr long passes() { return All ? kBlockPairs / Pairs : 1; }
+
 // So many quads at once, at most as many as a part holds.
 template <typename Core, Held H, bool All, long Lines, long Quads, long Rows, long Pairs>
-inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w, const typename Core::Table& table,
-                     const uint8_t*& x, long stride, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place& w,
+                                                    const typename Core::Table& table, const uint8_t*& x, long stride,
+                                                    const uint8_t*& ahead) {
     typename Core::Part parts[Rows][Pairs][2] = {};
 #pragma GCC unroll 8
     for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<H>(w, 1)) {
-        ask_ahead<Lines>(w.at, ahead);
+        ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
         add_quad<Core, H, All>(parts, first, w, table, x, stride);
     }
 #pragma GCC unroll 8
@@ -209,8 +217,9 @@ constexpr long at_once() {
 }
 
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
-inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
-                       const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w,
+                                                      const typename Core::Table& table, const uint8_t* x, long stride, long count,
+                                                      const uint8_t*& ahead) {
     constexpr long kMost = Core::kPartNibbles;
     if (count == kMost) return add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
     for (; count >= kMost; count -= kMost) add_part<Core, H, All, Lines, kMost>(sums, first, w, table, x, stride, ahead);
@@ -219,23 +228,23 @@ inline __attribute__((always_inline)) void grow_parts(typename Core::Sum (&sums)
 
 // `count` quads of rows, at least one, added to their sums; of cores with parts a multiple of 4.
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
-inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w, const typename Core::Table& table,
-                 const uint8_t* x, long stride, long count, const uint8_t*& ahead) {
+inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows][Pairs][2], long first, Place w,
+                                                const typename Core::Table& table, const uint8_t* x, long stride, long count,
+                                                      const uint8_t*& ahead) {
     if constexpr (!in_parts<Core>()) {
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
-            if (first == 0) ask_ahead<Lines>(w.at, ahead);
+            ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
             add_quad<Core, H, All>(sums, first, w, table, x, stride);
             pass_quads<H>(w, 1);
             x += Core::kBytes;
         } while (--count);
     } else if constexpr (H == Held::nibbles) {
-        if (first > 0) return grow_parts<Core, H, All, 0>(sums, first, w, table, x, stride, count, ahead);
         grow_parts<Core, H, All, Lines>(sums, first, w, table, x, stride, count, ahead);
     } else {
         do {
 #pragma GCC unroll 2
             for (long half = 0; half < 2; ++half, pass_quads<H>(w, 2), x += 2 * Core::kBytes) {
-                if (first == 0) ask_ahead<2 * Lines>(w.at, ahead);
+                ask_ahead<2 * Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
                 add_two_quads<Core, H, All>(sums, first, w, table, x, stride);
             }
         } while (count -= 4);

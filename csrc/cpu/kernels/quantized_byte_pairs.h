@@ -1,9 +1,9 @@
 // The core of quantized_body.h for weights of 4 and 6 bits by inputs of 8 without products of four bytes: two at once, in 16 bits.
 //
-// The including file defines, beside what quantized_words.h asks for, low_four(Bytes) and high_four(Bytes), low and high
-// bits of bytes; two_above(Bytes, int), two bits of each byte from that height on at places 4 and 5; Halfwords, two of 16 bits for each
-// lane, which may wrap around; add_byte_products(Halfwords, Bytes, Ints), of bytes without and with a sign; add_pairs(Sums, Halfwords); and
-// put_bytes(Ints, at).
+// The including file defines, beside what quantized_words.h asks for, low_four(Bytes) and high_four(Bytes), low and high bits
+// of bytes; two_above(Bytes, int), two bits of each byte from that height on at places 4 and 5; Halfwords, two of 16 bits for
+// each lane, which may wrap around; add_byte_products(Halfwords, Bytes, Ints), of bytes without and with a sign;
+// add_pairs(Sums, Halfwords); and put_bytes(Ints, at).
 #pragma once
 
 namespace quintet::cpu {

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat
 from quintet.layers.quantization.formats.gguf import BlockWeights
 from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
@@ -17,7 +17,7 @@ from quintet.ops.quantize import canonical
 from quintet.ops.quantized import dequantized, fake_quantized_activations
 from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import weight_layout as tiles
-from quintet.platforms.cpu.ops import quantized_moe
+from quintet.platforms.cpu.ops import quantized, quantized_moe
 
 if reason := blocks.missing("lay_blocks"):
     pytest.skip(reason, allow_module_level=True)
@@ -136,19 +136,28 @@ def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> 
     assert all(torch.equal(each, first) for each in others) and bool(first.any())
 
 
-@pytest.mark.parametrize("name", [*tiles.LEVELS, "Q4_0", "Q8_0"])
-def test_sums_of_the_largest_numbers_are_exact(isa: str, name: str) -> None:
-    """Some instruction sets add products of bytes in 16 bits first: these are the largest that there are."""
+def largest_weight(name: str) -> tuple[WeightFormat, dict[str, Tensor]]:
+    if name == "w4a8 of 128":
+        fmt = WeightFormat("w4a8", 4, 8, 128)
+        return fmt, quantized.pack(torch.ones(OUTPUTS, INPUTS), fmt)
     weight = weight_of(name, 8)
     pack = blocks.pack if name in tiles.LEVELS else blocks.pack_by_stretches
     found = pack(weight, tensors_of(weight, name))
     assert found is not None
+    return weight.format, found
+
+
+@pytest.mark.parametrize("name", [*tiles.LEVELS, "Q4_0", "Q8_0", "w4a8 of 128"])
+def test_sums_of_the_largest_numbers_are_exact(isa: str, name: str) -> None:
+    """Some instruction sets add products of bytes in 16 bits first: these are the largest that there are."""
+    fmt, found = largest_weight(name)
     signs = torch.tensor([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
     x = signs.repeat(1, INPUTS // 4).float()  # 127 of 127, all of them
     for byte in (0x00, 0xFF, 0x0F, 0xF0):
         found["weight"].fill_(byte)
-        known = tiles.unpack(found, OUTPUTS, INPUTS, weight.format)
-        got = linear.kinds[weight.format.kind].providers["native"](x, as_held(weight, found), None, (OUTPUTS,))
+        known = tiles.unpack(found, OUTPUTS, INPUTS, fmt)
+        held = Matrix(found["weight"], found["scales"], None, None, fmt, found.get("mins"))
+        got = linear.kinds[fmt.kind].providers["native"](x, held, None, (OUTPUTS,))
         assert ((got - x @ known.T).abs() <= 1e-5 * (x.abs() @ known.abs().T)).all()
 
 
