@@ -86,7 +86,8 @@ def float8_product(x: Tensor, weight: Matrix) -> Tensor:
 def _stretched(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """x [..., C] with each row's largest magnitude brought to `largest`, and the scales [..., 1] that undo it."""
     peak = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
-    return x * (largest / peak), peak / largest
+    # not largest / peak: torch multiplies by the reciprocal, which is rounded twice
+    return x * (torch.full_like(peak, largest) / peak), peak / largest
 
 
 def _columns(x: Tensor, fmt: WeightFormat, inputs: int) -> Tensor:
