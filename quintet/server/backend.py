@@ -28,6 +28,10 @@ class EngineDead(RuntimeError):
     """The engine has ended, or gives no sign of life; the message says what is known."""
 
 
+class EngineLoading(EngineDead):
+    """The engine is loading the model; the message says which engine."""
+
+
 class EngineRefusal(RuntimeError):
     """The engine refused an order and is unchanged; the message has the reason."""
 

@@ -35,6 +35,7 @@ from quintet.parsers import Content
         (["platforms", "--jsn"], 2, "did you mean '--json'"),
         (["generate", "--xyzzy", "x"], 2, "unknown flag '--xyzzy'\n"),
         (["explain", "a", "b"], 2, "unexpected argument 'b'"),
+        (["serve", "a", "b"], 2, "unexpected argument 'b'; `--models FOLDER`"),
         (["platforms", "cpu"], 2, "unexpected argument 'cpu'"),
         (["generate", "--max-token", "5", "x"], 2, "did you mean '--max-tokens'"),
         (["generate", "--max_tokn=5", "x"], 2, "did you mean '--max-tokens'"),

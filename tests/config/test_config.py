@@ -118,6 +118,7 @@ def test_a_bad_value_is_refused_by_name(name: str, value: object, says: str) -> 
         ({"capture_sizes": [1, 8], "max_capture_size": 4}, "ends at 8"),
         ({"skip_tokenizer_init": True, "tokenizer": "x"}, "must not be given"),
         ({"swap_space": 4}, "computed again"),
+        ({"disable_log_requests": True}, "texts of requests are never logged"),
         ({"n_ctx": 4}, "use max_model_len"),
         ({"xyzzy": 4}, "known: "),
     ],

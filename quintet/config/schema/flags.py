@@ -83,7 +83,8 @@ class Parser(argparse.ArgumentParser):
             if getattr(namespace, action.dest) is None:
                 setattr(namespace, action.dest, word)
                 return
-        self.error(f"unexpected argument {word!r}")
+        several = "; `--models FOLDER` or a YAML file serves several models" if self.prog == "quintet serve" else ""
+        self.error(f"unexpected argument {word!r}{several}")
 
     def _as_typed(self, message: str) -> str:
         """argparse names all the flags that set the same."""

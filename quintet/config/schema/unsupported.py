@@ -47,6 +47,10 @@ UNSUPPORTED: Mapping[str, str] = {
     "max_parallel_loading_workers": "each rank reads its own part of the weights; leave it out",
     "numa_bind": "ranks stay at their memory nodes by themselves (tensor_parallel_size='auto' has one for each); leave "
     "it out, and set QUINTET_CPU_BIND=0 where the system is to move them",
+    **dict.fromkeys(
+        ("disable_log_requests", "enable_log_requests", "max_log_len"),
+        "texts of requests are never logged; leave it out",
+    ),
     "worker_extension_cls": "workers run no code of a caller's; a platform package decides how they run",
     "worker_cls": "a platform package decides how it runs; see quintet/interface/platform.py",
     "lora_modules": _NO_ADAPTERS,

@@ -75,6 +75,8 @@ def _entries(path: str) -> Iterable[tuple[str, list[_Line]]]:
     import yaml
 
     try:
+        if Path(path).suffix == ".gguf":
+            raise ValueError(f"--models {path}: is one model; give it as MODEL, or its folder as --models")
         content = Path(path).read_bytes()
         if len(content) > _MAX_BYTES:
             raise ValueError(f"--models {path}: has {len(content)} bytes, and {_MAX_BYTES} is the most")

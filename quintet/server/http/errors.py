@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.sampling_params import ParameterError
-from quintet.server.backend import EngineDead
+from quintet.server.backend import EngineDead, EngineLoading
 
 _TYPES = {
     400: "invalid_request_error",
@@ -50,6 +50,8 @@ def as_api_error(error: Exception) -> ApiError:
     """Returns any failure as the error that its caller gets. Only messages written for users are passed on."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineLoading):
+        return ApiError(503, f"{error}; try again", code="not_ready", headers={"Retry-After": "5"})
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), code="engine_dead", headers={"Retry-After": "5"})
     if isinstance(error, ParameterError):

@@ -67,9 +67,7 @@ class PdfExtractor:
                     return msgspec.json.decode(written, type=Extracted)
                 if status.code and status.code > 0:  # no limit ends it so
                     logger.error("the process that reads a PDF file ended with %s", status)
-                    raise ApiError(
-                        500, "the server failed to read the PDF; its log has the reason", code="internal_error"
-                    )
+                    raise ApiError(500, "the server failed to read the PDF; its log has the reason")
                 return None
             except asyncio.TimeoutError:
                 return None

@@ -23,7 +23,7 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, EngineRefusal, SubmitRequest
+from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
 from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.server.processes.messages import FromPeer, decode_to_worker
@@ -90,7 +90,7 @@ class RemoteBackend:
     @property
     def model_info(self) -> ModelInfo:
         if self._served is None:
-            raise EngineDead(self.unavailable_reason() or self._engines.loading())
+            raise self._unavailable()
         return self._served
 
     @property
@@ -196,10 +196,14 @@ class RemoteBackend:
         self._engines.tell_all(wire.Leave(worker))
 
     def _ready(self) -> InputProcessor:
-        why = self.unavailable_reason()
-        if why is not None or self._admission is None:
-            raise EngineDead(why or self._engines.loading())
+        if self._admission is None or self.unavailable_reason() is not None:
+            raise self._unavailable()
         return self._admission
+
+    def _unavailable(self) -> EngineDead:
+        """Returns the error of a call that the engine cannot take now."""
+        why, loading = self.unavailable_reason(), self._engines.loading()
+        return EngineLoading(loading) if why in (None, loading) else EngineDead(why)
 
     async def _read(self) -> None:
         while True:

@@ -47,6 +47,12 @@ def test_an_entry_takes_over_another_ones_settings(tmp_path: Path) -> None:
     assert [(each.engine.model, each.engine.max_model_len) for each in (one, two)] == [("bundled", 64), ("bundled", 32)]
 
 
+def test_a_model_in_the_place_of_the_list_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="is one model; give it as MODEL"):
+        read_models(str(tmp_path / "a.gguf"), {}, {})
+
+
 @pytest.mark.parametrize(
     "text",
     [

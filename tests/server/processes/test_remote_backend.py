@@ -19,7 +19,8 @@ from quintet.engine.processes.engine_process import served
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import EngineRefusal, SubmitRequest
+from quintet.server.backend import EngineLoading, EngineRefusal, SubmitRequest
+from quintet.server.http.errors import as_api_error
 from quintet.server.processes import remote_backend as remotes
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -101,6 +102,13 @@ async def test_a_process_that_stood_still_hears_what_waits_before_it_calls_the_e
         await asyncio.sleep(0)
         assert engine.remote.hung_reason(0.4) is None
         await engine.heard()
+
+
+async def test_a_request_before_the_engine_has_loaded_is_asked_to_come_again(engine: Engine) -> None:
+    with pytest.raises(EngineLoading) as caught:
+        _ = engine.remote.model_info
+    refused = as_api_error(caught.value)
+    assert (refused.status, refused.code) == (503, "not_ready")
 
 
 async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(
