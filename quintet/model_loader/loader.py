@@ -97,9 +97,10 @@ def load(
         _fill(model, platform, folder, progress, rank)
         return None
     files = weights_of_folder(folder).files()
-    name = digest(placement_parts(model, platform, cache.layout_key), files)
+    name = digest(_weight_parts(model, platform, cache.layout_key), files)
     kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto, str(files[0].resolve()))
     if kept.load(model, _vector_kinds(model)):
+        _place_constants(model, platform, rank)
         return None
     _fill(model, platform, folder, progress, rank)
     return kept.store(model)
@@ -121,12 +122,21 @@ def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:
 
 def placement_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
     """Returns the parts of fingerprint()."""
-    return [type(model), platform.name, layout_key, declared_weights(model), *_constant_tensors(model)]
+    return [*_weight_parts(model, platform, layout_key), *_constant_tensors(model)]
+
+
+def _weight_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
+    """Returns what a rank's placed weights depend on, without constants: not the context's length."""
+    return [type(model), platform.name, layout_key, declared_weights(model)]
 
 
 def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | None, progress: bool, rank: int) -> None:
     for each, tensors in ParameterLoad(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
+    _place_constants(model, platform, rank)
+
+
+def _place_constants(model: ModelBase, platform: Platform, rank: int) -> None:
     for _, layer in named_layers(model):
         for name, tensor in layer.constants().items():
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))

@@ -38,7 +38,7 @@ except ImportError:  # no POSIX: an unfinished file is stale by its age
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3  # raised with any change of what is in a file
+FORMAT = 4  # raised with any change of what is in a file
 SUFFIX, UNFINISHED = ".weights", "unfinished-"
 MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
@@ -140,7 +140,8 @@ class WeightsCache:
     def store(self, model: nn.Module) -> "StoreThread | None":
         """Stores the placed weights for the next start; if that fails, it logs the reason. An automatic cache returns
         the thread that does so: until it has ended, the weights must not change."""
-        kept, tensors = _file_layout(assigned_tensors(model))
+        constants = {(path, name) for path, layer in named_layers(model) for name in layer.constants()}
+        kept, tensors = _file_layout([each for each in assigned_tensors(model) if each[0] not in constants])
         if not self.auto:
             self.write(kept, tensors, threading.Event())
             return None

@@ -125,14 +125,18 @@ inline void load_pair(const Place& place, const typename Core::Table& table, lon
 // With each quad, memory is asked for so many lines of what follows; less than 0: of these weights, kFarAhead, a part of them in
 // each pass over them.
 template <long Lines, long Passes>
-inline void ask_ahead(const uint8_t* weights, long pass, const uint8_t*& ahead) {
+inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] long pass,
+                      [[maybe_unused]] const uint8_t*& ahead) {
+    if constexpr (Lines > 0) {
 #pragma GCC unroll 8
-    for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
+        for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
+        ahead += Lines * kLine;
+    } else if constexpr (Lines < 0) {
 #pragma GCC unroll 8
-    for (long i = 0; i < -Lines; ++i) {
-        if (i * Passes / -Lines == pass) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+        for (long i = 0; i < -Lines; ++i) {
+            if (i * Passes / -Lines == pass) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+        }
     }
-    if constexpr (Lines > 0) ahead += Lines * kLine;
 }
 
 template <Held H>

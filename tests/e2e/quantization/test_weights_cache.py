@@ -17,7 +17,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.hub.model_removal import plan_removal
 from quintet.interface.types import RankInfo
-from quintet.model_loader import weights_cache
+from quintet.model_loader import loader, weights_cache
 from quintet.model_loader.loader import ParameterLoad
 from quintet.model_loader.weights_cache import CacheEntry
 from quintet.platforms.cpu.platform import CPU, _layout_key
@@ -30,15 +30,21 @@ PLACED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of the weights that are placed."""
+    """Names of the weights that are placed, without constants, which each start computes."""
     PLACED.clear()
-    place = CPU.place
+    place, place_constants = CPU.place, loader._place_constants
 
     def counting(self: CPU, weight: Any, *rest: Any, **more: Any) -> Any:
         PLACED.append(weight.name)
         return place(self, weight, *rest, **more)
 
+    def uncounted(*args: Any) -> None:
+        count = len(PLACED)
+        place_constants(*args)
+        del PLACED[count:]
+
     monkeypatch.setattr(CPU, "place", counting)
+    monkeypatch.setattr(loader, "_place_constants", uncounted)
 
 
 def tokens(folder: Path, cache: Path | str | None, **settings: Any) -> list[int]:
@@ -84,7 +90,17 @@ def test_a_tied_table_is_kept_once(tmp_path: Path) -> None:
     assert sizes[0] + 512 * 64 * 2 <= sizes[1]
 
 
-@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "sources", "rope", "length"])
+@pytest.mark.parametrize("changed", [{"hf_overrides": {"rope_theta": 10.0}}, {"max_model_len": 32}])
+def test_weights_are_those_of_starts_with_another_context_or_rotation(changed: dict[str, Any], tmp_path: Path) -> None:
+    folder = model().folder
+    tokens(folder, tmp_path / "kept")
+    known = tokens(folder, None, **changed)
+    PLACED.clear()
+    assert tokens(folder, tmp_path / "kept", **changed) == known
+    assert not PLACED and len(list((tmp_path / "kept").iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", ["settings", "weights", "times", "extension", "sources"])
 def test_what_was_kept_for_another_start_is_not_used(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,8 +110,6 @@ def test_what_was_kept_for_another_start_is_not_used(
     PLACED.clear()
     settings: dict[str, Any] = {
         "settings": {"quantization": "int8"},
-        "rope": {"hf_overrides": {"rope_theta": 10.0}},
-        "length": {"max_model_len": 32},
     }.get(change, {})
     if change == "weights":
         tensors = load_file(folder / "model.safetensors")
