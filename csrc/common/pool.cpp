@@ -1,6 +1,7 @@
 #include "common/pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,8 @@ namespace {
 
 constexpr int kMostThreads = 256;
 constexpr unsigned kSpins = 2000;  // about 50 us: longer than the gap between two kernels of a step
+constexpr unsigned kMostSpins = 8000;  // about 200 us: longer than the gap between two steps
+constexpr std::chrono::microseconds kShortSleep{150};  // that spinning would have saved
 constexpr unsigned kPatience = 64;  // spins after which whoever else wants the core gets it: 2 us
 
 // A moment of waiting, the `spin`th. Another process's thread may hold up the one that is waited for.
@@ -78,7 +81,7 @@ private:
 // late, because another process has its core, finds nothing left, and the others did its share.
 class Pool {
 public:
-    Pool(int threads, Settle settle) {
+    Pool(int threads, Settle settle, Ahead& ahead) : ahead_(ahead) {
         try {
             for (int i = 1; i < threads; ++i) {
                 workers_.emplace_back([this, settle, i, threads] {
@@ -97,17 +100,13 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
-
-    void read_ahead(const Stretch* stretches, int count) { ahead_.exchange(stretches, count); }
+    long jobs() const { return static_cast<long>(turn_.load(std::memory_order_relaxed)); }
 
     void run(Job job, const void* context, int parts) {
         job_.store(job, std::memory_order_relaxed);
         context_.store(context, std::memory_order_relaxed);
         left_.store(parts, std::memory_order_relaxed);
-        const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
-        claims_.store(Claims{turn, parts, 0}.packed(), std::memory_order_release);
-        turn_.store(turn, std::memory_order_release);
-        turn_.notify_all();  // asks nothing of the system where nobody sleeps
+        open(parts);
         take_part();
         for (unsigned spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) wait_a_moment(spin);
     }
@@ -129,6 +128,13 @@ private:
         }
     };
 
+    void open(int parts) {
+        const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
+        claims_.store(Claims{turn, parts, 0}.packed(), std::memory_order_release);  // threads that spin wait for this
+        turn_.store(turn, std::memory_order_release);                               // those that sleep for this
+        turn_.notify_all();  // asks nothing of the system where no thread sleeps
+    }
+
     // Does parts of the open job until all are taken.
     void take_part() {
         uint64_t word = claims_.load(std::memory_order_acquire);
@@ -148,48 +154,52 @@ private:
 
     void work() {
         uint32_t seen = 0;
+        unsigned spins = kSpins;
         for (;;) {
-            seen = next(seen);
+            seen = next(seen, spins);
             if (stopping_.load(std::memory_order_acquire)) return;
             take_part();
         }
     }
 
-    // Waits for a turn after `seen`.
-    uint32_t next(uint32_t seen) {
-        for (unsigned spin = 0; spin < kSpins;) {
-            const uint32_t now = turn_.load(std::memory_order_acquire);
+    // Waits for a turn after `seen`: spins, then sleeps. After a short sleep it spins longer the next time.
+    uint32_t next(uint32_t seen, unsigned& spins) {
+        for (unsigned spin = 0; spin < spins;) {
+            const uint32_t now = Claims::of(claims_.load(std::memory_order_acquire)).turn;
             if (now != seen) return now;
             if (!ahead_.ask()) wait_a_moment(spin++);
         }
+        const auto began = std::chrono::steady_clock::now();
         turn_.wait(seen, std::memory_order_acquire);
+        spins = std::chrono::steady_clock::now() - began < kShortSleep ? kMostSpins : kSpins;
         return turn_.load(std::memory_order_acquire);
     }
 
     void stop() {
         stopping_.store(true, std::memory_order_release);
-        turn_.fetch_add(1, std::memory_order_release);
-        turn_.notify_all();
+        open(0);
         for (std::thread& worker : workers_) worker.join();
         workers_.clear();
     }
 
     std::vector<std::thread> workers_;
-    // Apart, so that a thread that waits for one does not slow those that write to another.
-    alignas(64) std::atomic<uint32_t> turn_{0};
+    // A thread that waits for a job gets all of it in one cache line.
     alignas(64) std::atomic<uint64_t> claims_{0};
-    alignas(64) std::atomic<int> left_{0};
-    alignas(64) std::atomic<Job> job_{nullptr};
+    std::atomic<Job> job_{nullptr};
     std::atomic<const void*> context_{nullptr};
+    // Apart, so that a thread that waits for one does not slow those that write to another.
+    alignas(64) std::atomic<int> left_{0};
+    alignas(64) std::atomic<uint32_t> turn_{0};
     std::atomic<bool> stopping_{false};
-    Ahead ahead_;
+    Ahead& ahead_;
 };
 
 // Made at the first use, never destroyed: threads that end with the process need no farewell, and a static destructor
 // would run while Python's own threads may still call in.
 struct Global {
     std::mutex mutex;  // held while a job runs
-    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1, nullptr);
+    Ahead ahead;       // before the threads that read it
+    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1, nullptr, ahead);
     Settle settle = nullptr;
     std::atomic<int> threads{1};
 };
@@ -226,9 +236,13 @@ void run_parts(Job job, const void* context, int parts) {
 }
 
 void read_ahead(const Stretch* stretches, int count) {
+    global().ahead.exchange(stretches, count);
+}
+
+long shared_jobs() {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
-    g.pool->read_ahead(stretches, count);
+    return g.pool->jobs();
 }
 
 namespace {
@@ -254,7 +268,7 @@ void set_pool_threads(int threads, Settle settle) {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
     if (threads == g.pool->size() && settle == g.settle) return;
-    auto next = std::make_unique<Pool>(threads, settle);
+    auto next = std::make_unique<Pool>(threads, settle, g.ahead);
     g.pool = std::move(next);
     g.settle = settle;
     g.threads.store(threads, std::memory_order_relaxed);
