@@ -78,7 +78,7 @@ private:
 // late, because another process has its core, finds nothing left, and the others did its share.
 class Pool {
 public:
-    Pool(int threads, Settle settle) {
+    Pool(int threads, Settle settle, Ahead& ahead) : ahead_(ahead) {
         try {
             for (int i = 1; i < threads; ++i) {
                 workers_.emplace_back([this, settle, i, threads] {
@@ -97,17 +97,13 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
-
-    void read_ahead(const Stretch* stretches, int count) { ahead_.exchange(stretches, count); }
+    long jobs() const { return static_cast<long>(turn_.load(std::memory_order_relaxed)); }
 
     void run(Job job, const void* context, int parts) {
         job_.store(job, std::memory_order_relaxed);
         context_.store(context, std::memory_order_relaxed);
         left_.store(parts, std::memory_order_relaxed);
-        const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
-        claims_.store(Claims{turn, parts, 0}.packed(), std::memory_order_release);
-        turn_.store(turn, std::memory_order_release);
-        turn_.notify_all();  // asks nothing of the system where nobody sleeps
+        open(parts);
         take_part();
         for (unsigned spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) wait_a_moment(spin);
     }
@@ -128,6 +124,13 @@ private:
             return static_cast<uint64_t>(turn) << 32 | static_cast<uint64_t>(parts) << 16 | static_cast<uint64_t>(taken);
         }
     };
+
+    void open(int parts) {
+        const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
+        claims_.store(Claims{turn, parts, 0}.packed(), std::memory_order_release);  // threads that spin wait for this
+        turn_.store(turn, std::memory_order_release);                               // those that sleep for this
+        turn_.notify_all();  // asks nothing of the system where no thread sleeps
+    }
 
     // Does parts of the open job until all are taken.
     void take_part() {
@@ -155,10 +158,10 @@ private:
         }
     }
 
-    // Waits for a turn after `seen`.
+    // Waits for a turn after `seen`: spins, then sleeps.
     uint32_t next(uint32_t seen) {
         for (unsigned spin = 0; spin < kSpins;) {
-            const uint32_t now = turn_.load(std::memory_order_acquire);
+            const uint32_t now = Claims::of(claims_.load(std::memory_order_acquire)).turn;
             if (now != seen) return now;
             if (!ahead_.ask()) wait_a_moment(spin++);
         }
@@ -168,28 +171,29 @@ private:
 
     void stop() {
         stopping_.store(true, std::memory_order_release);
-        turn_.fetch_add(1, std::memory_order_release);
-        turn_.notify_all();
+        open(0);
         for (std::thread& worker : workers_) worker.join();
         workers_.clear();
     }
 
     std::vector<std::thread> workers_;
-    // Apart, so that a thread that waits for one does not slow those that write to another.
-    alignas(64) std::atomic<uint32_t> turn_{0};
+    // A thread that waits for a job gets all of it in one cache line.
     alignas(64) std::atomic<uint64_t> claims_{0};
-    alignas(64) std::atomic<int> left_{0};
-    alignas(64) std::atomic<Job> job_{nullptr};
+    std::atomic<Job> job_{nullptr};
     std::atomic<const void*> context_{nullptr};
+    // Apart, so that a thread that waits for one does not slow those that write to another.
+    alignas(64) std::atomic<int> left_{0};
+    alignas(64) std::atomic<uint32_t> turn_{0};
     std::atomic<bool> stopping_{false};
-    Ahead ahead_;
+    Ahead& ahead_;
 };
 
 // Made at the first use, never destroyed: threads that end with the process need no farewell, and a static destructor
 // would run while Python's own threads may still call in.
 struct Global {
     std::mutex mutex;  // held while a job runs
-    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1, nullptr);
+    Ahead ahead;       // before the threads that read it
+    std::unique_ptr<Pool> pool = std::make_unique<Pool>(1, nullptr, ahead);
     Settle settle = nullptr;
     std::atomic<int> threads{1};
 };
@@ -226,9 +230,13 @@ void run_parts(Job job, const void* context, int parts) {
 }
 
 void read_ahead(const Stretch* stretches, int count) {
+    global().ahead.exchange(stretches, count);
+}
+
+long shared_jobs() {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
-    g.pool->read_ahead(stretches, count);
+    return g.pool->jobs();
 }
 
 namespace {
@@ -254,7 +262,7 @@ void set_pool_threads(int threads, Settle settle) {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
     if (threads == g.pool->size() && settle == g.settle) return;
-    auto next = std::make_unique<Pool>(threads, settle);
+    auto next = std::make_unique<Pool>(threads, settle, g.ahead);
     g.pool = std::move(next);
     g.settle = settle;
     g.threads.store(threads, std::memory_order_relaxed);

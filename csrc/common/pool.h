@@ -14,6 +14,9 @@ using Settle = void (*)(int worker, int threads);
 // job runs at a time: a second caller waits.
 void run_parts(Job job, const void* context, int parts);
 
+// Jobs of several parts since the threads were started, modulo 2^32: each is a barrier for the thread that calls.
+long shared_jobs();
+
 // How many threads a job of the calling thread may have, its own included: as many as there are, or its limit. There is 1
 // until more are set; at most 256.
 int pool_threads();

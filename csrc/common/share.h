@@ -16,14 +16,16 @@ void share_out(long items, long parts, const Body& body) {
         for (long i = 0; i < items; ++i) body(i);
         return;
     }
-    std::atomic<long> next{0};
+    struct alignas(64) Next {  // a cache line of its own: all threads write it, and read what lies beside
+        std::atomic<long> item{0};
+    } next;
     parallel_for(parts, 1, [&](long, long) {
-        long first = next.load();
+        long first = next.item.load();
         while (first < items) {
             const long last = first + std::max(1L, (items - first) / (2 * parts));
-            if (!next.compare_exchange_weak(first, last)) continue;
+            if (!next.item.compare_exchange_weak(first, last)) continue;
             for (long i = first; i < last; ++i) body(i);
-            first = next.load();
+            first = next.item.load();
         }
     });
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/pool.h"
+#include "common/share.h"
 #include "common/team.h"
 #include "cpu/ceilings.h"
 #include "cpu/features.h"
@@ -121,6 +122,25 @@ void pool_shares_out() {
     for (std::thread& caller : callers) caller.join();
     expect(total == 3 * 50 * 10, "several callers are served in turn");
     expect(refuses([] { quintet::set_pool_threads(0); }), "a pool without threads is refused");
+    quintet::set_pool_threads(1);
+}
+
+// With more parts than items, than threads and than the caller may have, and after pauses that a thread sleeps through.
+void items_are_shared_out() {
+    for (const int threads : {1, 2, 5, 3}) {
+        quintet::set_pool_threads(threads);
+        const long jobs = quintet::shared_jobs();
+        for (int turn = 0; turn < 300; ++turn) {
+            const long items = turn % 29, parts = 1 + turn % 7;
+            std::vector<int> visits(static_cast<size_t>(items), 0);
+            quintet::limit_pool_threads(turn % 4);
+            quintet::share_out(items, parts, [&](long i) { ++visits[static_cast<size_t>(i)]; });
+            for (const int visited : visits) expect(visited == 1, "every item is visited once");
+            if (turn % 20 == 19) std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+        expect((quintet::shared_jobs() != jobs) == (threads > 1), "jobs of several parts are counted");
+    }
+    quintet::limit_pool_threads(0);
     quintet::set_pool_threads(1);
 }
 
@@ -279,6 +299,7 @@ int main() {
 #endif
     team_keeps_step();
     pool_shares_out();
+    items_are_shared_out();
     waiting_threads_read_ahead();
     a_limit_is_the_callers_alone();
     pool_may_shrink_under_a_job();

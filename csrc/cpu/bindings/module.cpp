@@ -50,6 +50,8 @@ NB_MODULE(_cpu, m) {
         "if these are all the cores of the machine's nodes that this process may use; of several ranks, each has its own.");
     m.def("limit_threads", &quintet::limit_pool_threads, nb::arg("threads"),
           "The kernels that this thread calls take so many threads at most; 0 is no limit.");
+    m.def("shared_jobs", &quintet::shared_jobs, nb::call_guard<nb::gil_scoped_release>(),
+          "Jobs that threads have shared since set_threads() started them, modulo 2^32.");
     m.def("threads", &quintet::pool_threads, "As set_threads() left it, or this thread's limit; 1 at first.");
     m.def("arch", &cpu::arch, "x86_64, aarch64 or other.");
     m.def("physical_cores", &cpu::physical_cores, "Cores, not their threads, that this process may run on.");
