@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors by memory map straight to where the platform places them."""
 
-import hashlib
 import math
 import re
 import zlib
@@ -16,12 +15,13 @@ from tqdm import tqdm
 
 from quintet.interface.platform import Platform
 from quintet.interface.types import MaxShape, ShapeBucket
-from quintet.interface.weights import FLOATS, CheckpointSlice, StoredTensor, Weight, WeightFormat
+from quintet.interface.weights import FLOATS, StoredTensor, Weight, WeightFormat
 from quintet.layers.attention import kv_scales
 from quintet.layers.build import Layer, named_layers
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader import sharded_state as sharded
+from quintet.model_loader.constants import constant_digests, place_constants
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mmap_release import MappedFiles
 from quintet.model_loader.text_names import text_names
@@ -100,7 +100,7 @@ def load(
     name = digest(_weight_parts(model, platform, cache.layout_key), files)
     kept = WeightsCache(cache.folder / f"{name}.weights", cache.auto, str(files[0].resolve()))
     if kept.load(model, _vector_kinds(model)):
-        _place_constants(model, platform, rank)
+        place_constants(model, platform, rank)
         return None
     _fill(model, platform, folder, progress, rank)
     return kept.store(model)
@@ -122,7 +122,7 @@ def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:
 
 def placement_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
     """Returns the parts of fingerprint()."""
-    return [*_weight_parts(model, platform, layout_key), *_constant_tensors(model)]
+    return [*_weight_parts(model, platform, layout_key), *constant_digests(model)]
 
 
 def _weight_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
@@ -133,21 +133,7 @@ def _weight_parts(model: ModelBase, platform: Platform, layout_key: str) -> list
 def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | None, progress: bool, rank: int) -> None:
     for each, tensors in ParameterLoad(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
-    _place_constants(model, platform, rank)
-
-
-def _place_constants(model: ModelBase, platform: Platform, rank: int) -> None:
-    for _, layer in named_layers(model):
-        for name, tensor in layer.constants().items():
-            layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
-
-
-def _constant_tensors(model: ModelBase) -> Iterator[tuple[Any, ...]]:
-    """Yields the layers' constants, which settings decide and no file: rotary tables (rope_theta, max_model_len)."""
-    for path, layer in named_layers(model):
-        for name, tensor in layer.constants().items():
-            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-            yield path, name, tensor.dtype, tensor.shape, hashlib.sha256(content).hexdigest()
+    place_constants(model, platform, rank)
 
 
 class ParameterLoad:
@@ -177,12 +163,6 @@ class ParameterLoad:
 
 def _nbytes(each: DeclaredWeight) -> int:
     return math.prod(each.weight.shape) * each.weight.dtype.itemsize
-
-
-def _constant(name: str, tensor: Tensor, rank: int) -> Weight:
-    """A computed tensor, kept whole by every rank, so that it too goes through place()."""
-    part = CheckpointSlice(name, tuple(tensor.shape), ((0, tensor.shape[0]),) * (rank + 1))
-    return Weight(name, (part,), 0, rank, tensor.dtype, "vector")
 
 
 class TensorIndex:

@@ -32,7 +32,7 @@ PLACED: list[str] = []
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of the weights that are placed, without constants, which each start computes."""
     PLACED.clear()
-    place, place_constants = CPU.place, loader._place_constants
+    place, place_constants = CPU.place, loader.place_constants
 
     def counting(self: CPU, weight: Any, *rest: Any, **more: Any) -> Any:
         PLACED.append(weight.name)
@@ -44,7 +44,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         del PLACED[count:]
 
     monkeypatch.setattr(CPU, "place", counting)
-    monkeypatch.setattr(loader, "_place_constants", uncounted)
+    monkeypatch.setattr(loader, "place_constants", uncounted)
 
 
 def tokens(folder: Path, cache: Path | str | None, **settings: Any) -> list[int]:
