@@ -24,6 +24,7 @@ _HOME = {
     "Histogram": "quintet.engine.observability.metrics",
     "LLM": "quintet.api.llm",
     "LLMEngine": "quintet.api.llm_engine",
+    "LoRARequest": "quintet.lora.request",
     "Logprob": "quintet.outputs",
     "LogitsProcessor": "quintet.engine.sampling.logits_processors",
     "Metric": "quintet.engine.observability.metrics",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from quintet.engine.sampling.logits_processors import LogitsProcessor as LogitsProcessor
     from quintet.engine.sampling.logits_processors import RequestLogitsProcessor as RequestLogitsProcessor
     from quintet.engine.sampling.vllm_compat import AdapterLogitsProcessor as AdapterLogitsProcessor
+    from quintet.lora.request import LoRARequest as LoRARequest
     from quintet.model_loader.sharded_state import ShardedStateLoader as ShardedStateLoader
     from quintet.outputs import CompletionOutput as CompletionOutput
     from quintet.outputs import Logprob as Logprob

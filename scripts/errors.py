@@ -25,6 +25,14 @@ COMPUTED = {
 
 # code -> cause, remedy
 SERVER = {
+    "adapter_exists": (
+        "`/v1/load_lora_adapter` names an adapter that is served.",
+        "Give another `lora_name`, or set `load_inplace` to true.",
+    ),
+    "adapter_not_found": (
+        "No adapter is at the path, or none has the name.",
+        "Correct `lora_path`, or use a name of `GET /v1/models`.",
+    ),
     "admin_only": ("The action needs the administrator's key.", "Send the key of `--admin-api-key`."),
     "asleep": ("The engine sleeps; its memory is freed.", "`POST /wake_up`, then repeat the request."),
     "cannot_sleep": ("Requests run or wait, or the device cannot sleep.", "Wait until none runs, and repeat it."),
@@ -56,11 +64,19 @@ SERVER = {
     "item_not_found": ("`item_reference` names an item that is not stored.", "Send the item itself."),
     "method_not_allowed": ("The path exists for other HTTP methods.", "Use the method that the message names."),
     "missing_field": ("A required field is missing.", "Add the field that `param` names."),
+    "invalid_adapter": (
+        "The files of a LoRA adapter are wrong, do not fit the model, or have changed; the message names the tensor.",
+        "Correct the adapter and load it again ([LoRA adapters](lora.md#what-is-refused)).",
+    ),
     "model_not_found": (
         "No served model has this name.",
         "Use a name of `GET /v1/models`; `--served-model-name` (may be repeated) adds names such as `gpt-4o`.",
     ),
     "no_tokenizer": ("The server runs with `--skip-tokenizer-init`.", "Send token ids to `/v1/completions`."),
+    "not_enabled": (
+        "Adapters are not loaded over HTTP on this server.",
+        "Start it with `--enable-lora --allow-runtime-lora`, or name adapters with `--lora-modules`.",
+    ),
     "not_found": ("There is nothing at this path.", "The message names the nearest path; `/openapi.json` lists all."),
     "not_installed": ("The server lacks an optional package.", "Install it with the command of the message."),
     "not_ready": (

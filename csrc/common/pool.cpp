@@ -26,17 +26,6 @@ constexpr int kMostThreads = 256;
 constexpr unsigned kSpins = 2000;  // about 50 us: longer than the gap between two kernels of a step
 constexpr unsigned kPatience = 64;  // spins after which whoever else wants the core gets it: 2 us
 
-// A moment of waiting, the `spin`th. Another process's thread may hold up the one that is waited for.
-void wait_a_moment(unsigned spin) {
-    if (spin % kPatience == kPatience - 1) {
-        std::this_thread::yield();
-        return;
-    }
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-}
-
 // Stretches of memory that are to be read soon. Whoever takes a piece while they are exchanged may take one of neither:
 // asking for memory that is not there does nothing.
 class Ahead {
@@ -218,6 +207,16 @@ void watch_forks() {
 }
 
 }  // namespace
+
+void wait_a_moment(unsigned spin) {
+    if (spin % kPatience == kPatience - 1) {
+        std::this_thread::yield();
+        return;
+    }
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
 
 void run_parts(Job job, const void* context, int parts) {
     Global& g = global();

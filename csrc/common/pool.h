@@ -26,6 +26,9 @@ int pool_threads();
 void limit_pool_threads(int threads);
 void set_pool_threads(int threads, Settle settle = nullptr);
 
+// A moment of waiting for another thread, the `spin`th: another process's thread may hold up the one that is waited for.
+void wait_a_moment(unsigned spin);
+
 struct Stretch {
     const void* at;
     long bytes;

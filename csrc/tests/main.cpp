@@ -28,6 +28,7 @@ int attention_failures();  // attention_test.cpp
 int blocks_failures();     // blocks_test.cpp
 int float8_failures();     // float8_test.cpp
 int linear_failures();     // linear_test.cpp
+int lora_failures();       // lora_test.cpp
 int moe_failures();        // moe_test.cpp
 int quantized_failures();  // quantized_test.cpp
 int quantized_rows_failures();  // quantized_rows_test.cpp
@@ -311,6 +312,7 @@ int main() {
     failures += blocks_failures();
     failures += float8_failures();
     failures += linear_failures();
+    failures += lora_failures();
     failures += moe_failures();
     failures += quantized_failures();
     failures += quantized_rows_failures();

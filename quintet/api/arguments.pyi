@@ -12,9 +12,8 @@ from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
-from quintet.config.reasoning import ReasoningConfig
 from quintet.config.speculative import SpeculativeConfig
-from quintet.config.structured_outputs import StructuredOutputsConfig
+from quintet.config.structured_outputs import ReasoningConfig, StructuredOutputsConfig
 
 class LLMArguments:
     def __init__(
@@ -104,6 +103,12 @@ class LLMArguments:
         kv_offloading_folder: str | None = None,
         kv_offloading_folder_size: float | str = 16.0,
         kv_load_failure_policy: str = "recompute",
+        enable_lora: bool = False,
+        max_loras: int | str = 1,
+        max_lora_rank: int | str = 16,
+        max_cpu_loras: int | str | None = None,
+        lora_dtype: str = "auto",
+        fully_sharded_loras: bool = False,
         max_num_seqs: int | str = 256,
         max_num_batched_tokens: int | str = 2048,
         enable_chunked_prefill: bool = True,
@@ -215,6 +220,12 @@ class AsyncLLMArguments:
         kv_offloading_folder: str | None = None,
         kv_offloading_folder_size: float | str = 16.0,
         kv_load_failure_policy: str = "recompute",
+        enable_lora: bool = False,
+        max_loras: int | str = 1,
+        max_lora_rank: int | str = 16,
+        max_cpu_loras: int | str | None = None,
+        lora_dtype: str = "auto",
+        fully_sharded_loras: bool = False,
         max_num_seqs: int | str = 256,
         max_num_batched_tokens: int | str = 2048,
         enable_chunked_prefill: bool = True,

@@ -14,11 +14,13 @@ from quintet.api.arguments import AsyncLLMArguments
 from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.api.collective_rpc import collective_rpc
+from quintet.api.lora import AsyncLoRAMethods, adapted
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import accepts_fields_of
 from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
 from quintet.engine.observability.profiler import SavedTrace
+from quintet.lora.request import LoRARequest
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput, answered
 from quintet.pooling_params import PoolingParams
@@ -46,7 +48,7 @@ class OutputStream(NamedTuple):
         return True
 
 
-class AsyncLLM(AsyncLLMArguments, EngineHandle):
+class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, EngineHandle):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -77,6 +79,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Completes one prompt; yields as sampling_params.output_kind says. Leaving the loop ends the request.
@@ -86,6 +89,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
+        parsed = await adapted(self._client, parsed, lora_request)
         async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield output
@@ -97,6 +101,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -114,7 +119,8 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
             kind == RequestOutputKind.DELTA,
             AnswerParser(chat.output_format, kind == RequestOutputKind.FINAL_ONLY),
         )
-        async with aclosing(self._follow(chat.prompt, chat.params, request_id, priority)) as outputs:
+        [prompt] = await adapted(self._client, [chat.prompt], lora_request)
+        async with aclosing(self._follow(prompt, chat.params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield parser.take(output, delta)
 
@@ -125,12 +131,14 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """The numbers of one text: yields once. Leaving the loop ends the request; Unanswered if it has no numbers."""
         parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"encode() takes one text, not {len(parsed)}; call it once for each")
+        parsed = await adapted(self._client, parsed, lora_request)
         params = self._client.input_processor.pooling_bounds.resolve_params(pooling_params)
         async with aclosing(self._follow(parsed[0], params, request_id, priority)) as outputs:
             async for output in outputs:

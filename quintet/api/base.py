@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from quintet.api.collective_rpc import collective_rpc, save_sharded_state
+from quintet.api.lora import LoRAMethods
 from quintet.api.thread_sharing import SharedClient
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import keywords
@@ -55,7 +56,7 @@ class EngineHandle:
         return self._client.metrics()
 
 
-class SteppedHandle(EngineHandle):
+class SteppedHandle(LoRAMethods, EngineHandle):
     """Base of the classes that share an engine among threads. Each call is done between two steps."""
 
     _shared: SharedClient

@@ -12,6 +12,7 @@ from quintet.api.arguments import LLMArguments
 from quintet.api.base import SteppedHandle
 from quintet.api.chat_call import AnswerParser, ChatCall, run_without_loop
 from quintet.api.llm_engine import LLMEngine
+from quintet.api.lora import LoRARequests, with_adapters
 from quintet.api.pooling import PoolingMethods
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt, PromptType
@@ -51,6 +52,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Completes text, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...} or, with enable_prompt_embeds,
@@ -58,14 +60,21 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
 
         The results are in the order of the prompts. One SamplingParams serves all, or one is given for each. If any
         prompt or parameter is wrong, ValueError says which, and nothing is run. What fails later ends its own request
-        and raises nothing: that completion has finish_reason "error" and says why in `error`.
+        and raises nothing: that completion has finish_reason "error" and says why in `error`. `lora_request`: the
+        adapter of all prompts, or one or None for each.
         """
-        parsed = self._client.parse(prompts)
+        parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
     @refuses_unsupported
     def chat(
-        self, messages: Any, sampling_params: Params = None, *, use_tqdm: bool = True, **template: Any
+        self,
+        messages: Any,
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
+        **template: Any,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them.
 
@@ -76,7 +85,8 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         beside the text, in which the parsers' markers stand, also where they are special tokens.
         """
         chats = self._prepare(messages, sampling_params, template)
-        outputs = self._run([each.prompt for each in chats], [each.params for each in chats], use_tqdm, None)
+        prompts = with_adapters(self._client, [each.prompt for each in chats], lora_request)
+        outputs = self._run(prompts, [each.params for each in chats], use_tqdm, None)
         return [
             AnswerParser(chat.output_format, whole=True).take(output)
             for chat, output in zip(chats, outputs, strict=True)
@@ -84,28 +94,39 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
 
     @refuses_unsupported
     def stream(
-        self, prompts: PromptType | Sequence[PromptType], sampling_params: Params = None
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        *,
+        lora_request: LoRARequests = None,
     ) -> Iterator[RequestOutput]:
         """generate() as it comes: each output holds what is new. Leaving the loop early ends the requests.
 
         They start when the first output is asked for. Several streams, and other calls between, take turns.
         """
-        parsed = self._client.parse(prompts)
+        parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
         return self._stream(parsed, sampling_params)
 
     @refuses_unsupported
-    def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
+    def stream_chat(
+        self, messages: Any, sampling_params: Params = None, *, lora_request: LoRARequests = None, **template: Any
+    ) -> Iterator[RequestOutput]:
         """chat() as it comes: each completion's `events` are what is new of its thoughts, words and calls."""
         chats = self._prepare(messages, sampling_params, template)
         parsers = [AnswerParser(each.output_format) for each in chats]
-        return self._stream([each.prompt for each in chats], [each.params for each in chats], parsers)
+        prompts = with_adapters(self._client, [each.prompt for each in chats], lora_request)
+        return self._stream(prompts, [each.params for each in chats], parsers)
 
     @refuses_unsupported
     def beam_search(
-        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        lora_request: LoRARequests = None,
     ) -> list[beam.BeamSearchOutput]:
         """The likeliest outputs of each prompt, best first."""
-        parsed = self._client.parse(prompts)
+        parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
         return [beam.search(self._shared, prompt, params) for prompt in parsed]
 
     def get_tokenizer(self) -> Any:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from quintet.api.base import SteppedHandle
+from quintet.api.lora import with_adapters
 from quintet.chat.prompts import PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
+from quintet.lora.request import LoRARequest
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
@@ -39,7 +41,13 @@ class LLMEngine(SteppedHandle):
 
     @refuses_unsupported
     def add_request(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
     ) -> str:
         """Queues a prompt; its outputs come from step(), as params.output_kind says. ValueError says what is wrong with
         it, and then nothing was queued."""
@@ -48,6 +56,7 @@ class LLMEngine(SteppedHandle):
         parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"add_request() takes one prompt, not {len(parsed)}; call it once for each")
+        parsed = with_adapters(self._client, parsed, lora_request)
         chosen = self.get_default_sampling_params() if params is None else params.clone()
         self._client.compile_grammar(chosen)
         self._shared.call(lambda: self._client.add(request_id, parsed[0], chosen, priority))

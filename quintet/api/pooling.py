@@ -5,12 +5,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+from quintet.api.lora import LoRARequests, with_adapters
 from quintet.api.thread_sharing import SharedClient
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config.schema.unsupported import refuses_unsupported
 from quintet.engine.client import EngineClient
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, compare, pairs
+from quintet.lora.request import LoRARequest
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import (
     ClassificationOutput,
@@ -41,7 +43,7 @@ class PoolingMethods:
     _shared: SharedClient
 
     @refuses_unsupported
-    def encode(
+    def encode(  # noqa: PLR0913  # vLLM's
         self,
         prompts: Prompts,
         pooling_params: Params = None,
@@ -49,11 +51,14 @@ class PoolingMethods:
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Returns the numbers of each text for any task; the default is the model's first task."""
         params = self._pooling(prompts, pooling_params, pooling_task, truncate_prompt_tokens)
-        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, priority)]
+        return [
+            answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, lora_request, priority)
+        ]
 
     @refuses_unsupported
     def embed(
@@ -64,12 +69,13 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[EmbeddingRequestOutput]:
         """A vector of each text. `prompt_name`: of the model's prompts (config_sentence_transformers.json), which is
         put before each; its default if none is named, "" for none."""
         params = self._pooling(prompts, pooling_params, "embed", truncate_prompt_tokens)
         named = _with_prompt(prompts, self._bounds, prompt_name)
-        return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm)]
+        return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm, lora_request)]
 
     @refuses_unsupported
     def classify(
@@ -79,10 +85,11 @@ class PoolingMethods:
         pooling_params: Params = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[ClassificationRequestOutput]:
         """Returns how likely each class of the model is for each text."""
         params = self._pooling(prompts, pooling_params, "classify", truncate_prompt_tokens)
-        return [answered(each, ClassificationOutput) for each in self._encode(prompts, params, use_tqdm)]
+        return [answered(each, ClassificationOutput) for each in self._encode(prompts, params, use_tqdm, lora_request)]
 
     @refuses_unsupported
     def reward(
@@ -92,13 +99,14 @@ class PoolingMethods:
         pooling_params: Params = None,
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Returns a reward model's numbers for each token of each text: [tokens, numbers]."""
         params = self._pooling(prompts, pooling_params, "reward", truncate_prompt_tokens)
-        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm)]
+        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, lora_request)]
 
     @refuses_unsupported
-    def score(
+    def score(  # noqa: PLR0913  # vLLM's
         self,
         data_1: str | Sequence[str],
         data_2: str | Sequence[str],
@@ -108,6 +116,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         score_template: str | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """Returns scores of pairs of texts: one text with each of several, or each with the one in its place.
 
@@ -127,30 +136,32 @@ class PoolingMethods:
             template = PairTemplate(
                 self._client.tokenizer, score_template, self._bounds.truncates_left, self._bounds.has_separator
             )
-            return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
+            joined = [template.prompt(*pair, self._cuts(params)) for pair in texts]
+            return self._crossed(joined, params, use_tqdm, lora_request)
         if score_template is not None:
             raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
-        return self._compared(texts, params, use_tqdm)
+        return self._compared(texts, params, use_tqdm, lora_request)
 
     def _cuts(self, params: PoolingParams) -> PairLimits:
         keep = params.truncate_prompt_tokens
         return PairLimits(pair=self._bounds.max_model_len if keep == -1 else keep)
 
     def _crossed(
-        self, joined: Sequence[PairPrompt], params: PoolingParams, use_tqdm: bool
+        self, joined: Sequence[PairPrompt], params: PoolingParams, use_tqdm: bool, lora_request: LoRARequests
     ) -> list[ScoringRequestOutput]:
         prompts = [Prompt(each.token_ids, types=each.types) for each in joined]
+        prompts = with_adapters(self._client, prompts, lora_request)
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         return [answered(each, lambda data: ScoringOutput(float(data.reshape(-1)[0]))) for each in outputs]
 
     def _compared(
-        self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool
+        self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool, lora_request: LoRARequests
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however many it is compared with."""
         query, document = self._bounds.score_prompts(params.task or "embed")
         texts = [(query + first, document + second) for first, second in texts]
         places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
-        prompts = self._client.parse(list(places))
+        prompts = with_adapters(self._client, self._client.parse(list(places)), lora_request)
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         vectors = [answered(each, PoolingOutput) for each in outputs]
         found = []
@@ -189,9 +200,15 @@ class PoolingMethods:
         return [settled[id(each)] for each in given]
 
     def _encode(
-        self, prompts: Prompts, params: Sequence[PoolingParams], use_tqdm: bool, priority: Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        params: Sequence[PoolingParams],
+        use_tqdm: bool,
+        lora_request: LoRARequests,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        return self._run_pooled(self._client.parse(prompts), params, use_tqdm, priority)
+        parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
+        return self._run_pooled(parsed, params, use_tqdm, priority)
 
     def _run_pooled(
         self,

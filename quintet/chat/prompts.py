@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
+from quintet.lora.request import LoRAReference
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
@@ -47,6 +48,13 @@ class Prompt:
     cache_salt: str | None = None  # requests share cached pages only with the same salt
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
+    lora: LoRAReference | None = None  # the adapter that it is answered with
+
+    @property
+    def salt(self) -> bytes:
+        """Bytes that keep the cached pages of tenants and adapters apart."""
+        salt = (self.cache_salt or "").encode()
+        return salt if self.lora is None else self.lora.salted(salt)
 
 
 class ContextLengthError(ParameterError):

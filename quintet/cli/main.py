@@ -48,6 +48,7 @@ COMMANDS = {
     "conformance": CliCommand(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
     "new-platform": CliCommand(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
     "quantize": CliCommand(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),
+    "merge-lora": CliCommand(_HOME + "merge_lora", "write a checkpoint with a LoRA adapter merged into its base model"),
     "bench latency": CliCommand(_HOME + "bench_latency", "time one batch of requests"),
     "bench throughput": CliCommand(_HOME + "bench_throughput", "time many requests at once"),
     "bench serve": CliCommand(_HOME + "bench_serve", "put a load on a server and time its answers"),

@@ -8,12 +8,11 @@ from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
 from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
-from quintet.config.reasoning import ReasoningConfig
 from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.config.schema.fields import flatten_nested, normalize_fields, option, setting_fields, unflatten_nested
 from quintet.config.schema.unsupported import UNSUPPORTED, unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
-from quintet.config.structured_outputs import StructuredOutputsConfig
+from quintet.config.structured_outputs import ReasoningConfig, StructuredOutputsConfig
 
 VllmConfig = EngineConfig  # vLLM's name, for annotations: settings are flat here
 

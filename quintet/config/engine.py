@@ -13,11 +13,11 @@ from quintet.config.kv_connectors import split_connectors
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.load import LoadingOptions
+from quintet.config.lora import LoRAOptions
 from quintet.config.model import ModelOptions
 from quintet.config.multi_node import NodeOptions
 from quintet.config.observability import ObservabilityOptions, ProfilerConfig
 from quintet.config.pooler import PoolerConfig, PoolingOptions
-from quintet.config.reasoning import ReasoningConfig
 from quintet.config.sampling import SamplingOptions
 from quintet.config.scheduler import SchedulingOptions
 from quintet.config.schema.docs import documented
@@ -31,7 +31,7 @@ from quintet.config.schema.fields import (
 )
 from quintet.config.schema.unsupported import unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
-from quintet.config.structured_outputs import StructuredOutputsConfig
+from quintet.config.structured_outputs import ReasoningConfig, StructuredOutputsConfig
 
 
 # The fields of the last base come first: the model's. Bases hold fields and their checks, and nothing else.
@@ -41,6 +41,7 @@ class EngineConfig(
     ObservabilityOptions,
     SamplingOptions,
     SchedulingOptions,
+    LoRAOptions,
     MemoryOptions,
     ExpertOptions,
     NodeOptions,
@@ -101,6 +102,7 @@ class EngineConfig(
                 ExpertOptions,
                 MemoryOptions,
                 SchedulingOptions,
+                LoRAOptions,
             ),
         ):
             concern._check(self)

@@ -1,4 +1,4 @@
-"""Options of structured output."""
+"""Options of structured output and of reasoning."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,4 +40,19 @@ class StructuredOutputsConfig(Nested):
     reasoning_parser_plugin: str | None = option(
         None, optional(text), "Python file that registers reasoning parsers, if --reasoning-parser-plugin names none",
         group="sampling", metavar="FILE",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReasoningConfig(Nested):
+    """Text that thinking_token_budget counts from, and text that ends reasoning over the budget; vLLM's names."""
+
+    name: ClassVar[str] = "reasoning_config"
+
+    reasoning_start_str: str | None = option(
+        None, optional(text), "what begins a thought; the reasoning parser's marker if not given", group="sampling"
+    )
+    reasoning_end_str: str | None = option(
+        None, optional(text), "what ends one that is too long, such as 'Time is up.</think>'; its marker if not given",
+        group="sampling",
     )  # fmt: skip

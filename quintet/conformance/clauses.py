@@ -65,6 +65,10 @@ CLAUSES = {
     "batch invariance, to the last bit.",
     "numbers.served": "Embeddings, classes and scores that an engine answers with are those of transformers, of "
     "encoders, and of decoders whose texts come in chunks.",
+    # adapters
+    "adapters.rows": "A platform that serves adapters writes the rows that Weight.rows names, and leaves all others.",
+    "adapters.merged": "A request with an adapter gives the logits of the model that the adapter is merged into, "
+    "whichever adapters are beside it in the batch, and whatever is written over these.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the reference's.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",

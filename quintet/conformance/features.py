@@ -49,6 +49,7 @@ GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading,
     "overlap": "Whole engine",
     "sleep": "Whole engine",
     "reload": "Whole engine",
+    "lora": "Whole engine",
     "batch-invariance": "Whole engine",
     "op": "Ops",
 }

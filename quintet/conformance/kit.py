@@ -19,7 +19,7 @@ from quintet.conformance.sections import with_models
 
 ORDER = (
     "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "numbers",
-    "oracle", "faults",
+    "adapters", "oracle", "faults",
 )  # fmt: skip
 
 

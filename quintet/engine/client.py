@@ -15,6 +15,7 @@ from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
+from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.parallel.commands import SaveShardedCommand
@@ -24,6 +25,7 @@ from quintet.engine.request import CoreRequest
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sleep import check_tags
 from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
 from quintet.model_loader.loader import fingerprint
@@ -80,10 +82,15 @@ class EngineClient:
         else:
             self.engine = launch(prepared, progress, self.grammars)
         self.input_processor = _input_processor(prepared, self.tokenizer, self.grammars)
+        lora = self.engine.lora if isinstance(self.engine, Engine) else None
+        self.adapters = LoRAReferences(config, self._adapter_folder, lora)
         self.output_processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
+
+    def _adapter_folder(self, path: str) -> Path:
+        return resolve_adapter(path, self.config)
 
     @property
     def vocab_size(self) -> int:
@@ -228,6 +235,7 @@ class EngineClient:
         """Ends what runs, and lets go of threads; the memory goes with the object."""
         self.engine.abort(self.output_processor.fail("the engine was closed").aborts)
         self.engine.close()
+        self.adapters.close()
         self.grammars.close()
         self.engine_plan.ranks.close()
 

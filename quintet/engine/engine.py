@@ -19,8 +19,10 @@ import torch
 from quintet.common.interrupts import DeferredSigint
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.in_flight import InFlightSteps
+from quintet.engine.lora.manager import LoadedLoRA, LoRAManager
+from quintet.engine.needs import needs_of, refusal, wait_for_any
 from quintet.engine.observability.profiler import Profiler
-from quintet.engine.observability.stats import Stats
+from quintet.engine.observability.stats import MAX_LORA_NAMES, LoRAStats, Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
 from quintet.engine.scheduler import Scheduler
@@ -30,7 +32,7 @@ from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, wait_for_any
+from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, Matcher
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class EngineParts:
     overlap: bool = False  # a step is started while the one before it runs
     grammars: GrammarCompiler | None = None  # None: no request may ask for structured outputs
     profiler: Profiler = field(default_factory=Profiler)
+    lora: LoRAManager | None = None  # None: no request may name an adapter
     hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
 
 
@@ -54,8 +57,8 @@ class Engine:
         self.scheduler: Final = parts.scheduler
         self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
-        self._hooks = parts.hooks
-        self._compiling: list[Request] = []  # requests with grammars that may not be compiled yet
+        self._hooks, self.lora = parts.hooks, parts.lora
+        self._unready: list[Request] = []  # requests with grammars and adapters that may not be there yet
         self._in_flight = InFlightSteps(parts.runner)
         self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps=not parts.runner.has_processors)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
@@ -83,14 +86,26 @@ class Engine:
         circles = admitted.params.repetition_detection
         if circles is not None and circles.max_pattern_size:
             request.repetition = RepetitionDetector(circles)
-        if admitted.grammar:
-            if self._grammars is None:
-                raise ValueError("this engine serves no structured_outputs; leave them out")
-            request.grammar = self._grammars.matcher(admitted.grammar)
-            self._compiling.append(request)
+        request.grammar, request.lora = self._matcher(admitted), self._adapter(admitted)
+        if needs_of(request):
+            self._unready.append(request)
         self._num_added += 1
         self._answers.requests[admitted.request_id] = request
         self.scheduler.add(request)
+
+    def _matcher(self, admitted: CoreRequest) -> Matcher | None:
+        """Returns the place of a request's output in its grammar, which begins to be compiled."""
+        if admitted.grammar and self._grammars is None:
+            raise ValueError("this engine serves no structured_outputs; leave them out")
+        return self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
+
+    def _adapter(self, admitted: CoreRequest) -> LoadedLoRA | None:
+        """Returns a request's adapter, which begins to be read."""
+        if admitted.lora is None:
+            return None
+        if self.lora is None:
+            raise ValueError("this engine has no adapters; start it with enable_lora=True, or leave lora_request out")
+        return self.lora.load(admitted.lora)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once and frees their pages; ids that are not running are passed over.
@@ -123,8 +138,8 @@ class Engine:
                 if hook.waits_for_steps:
                     self._collect()
                 hook.before_step(self._fail_request)
-            if self._compiling:
-                self._check_grammars()
+            if self._unready:
+                self._check_needs()
             self._end_late_requests()
             if self._in_flight and not self._can_start_next():
                 self._collect()
@@ -137,25 +152,25 @@ class Engine:
                 self._start_over()
             raise
 
-    def wait_for_grammars(self) -> None:
-        """Waits until the grammar of every request is compiled or has failed."""
-        for request in self._compiling:
-            if request.grammar is not None:
-                request.grammar.wait()
+    def wait_for_needs(self) -> None:
+        """Waits until the grammar and the adapter of every request are there, or have failed."""
+        for request in self._unready:
+            for need in needs_of(request):
+                need.wait()
 
-    def _check_grammars(self) -> None:
-        """Ends requests with grammars that cannot be compiled; while all wait for theirs, waits a moment."""
-        if len(self._compiling) == len(self._answers.requests):
-            wait_for_any(request.grammar for request in self._compiling)
+    def _check_needs(self) -> None:
+        """Ends requests that cannot have what they need; while all wait for that, waits a moment."""
+        if len(self._unready) == len(self._answers.requests):
+            wait_for_any(need for request in self._unready for need in needs_of(request) if not need.ready)
         with DeferredSigint():
-            waiting, self._compiling = self._compiling, []
+            waiting, self._unready = self._unready, []
             for request in waiting:
-                if self._answers.requests.get(request.request_id) is not request or request.grammar is None:
+                if self._answers.requests.get(request.request_id) is not request:
                     continue  # it has ended
-                if why := request.grammar.refused():
-                    self._fail_request(request, f"structured_outputs cannot be served: {why}")
+                if why := refusal(needs_of(request)):
+                    self._fail_request(request, why)
                 elif not request.ready:
-                    self._compiling.append(request)
+                    self._unready.append(request)
 
     def _end_late_requests(self) -> None:
         """Ends requests whose grammars make all steps slow."""
@@ -319,11 +334,17 @@ class Engine:
         answers = self._answers
         stats = Stats(
             self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
-            asleep=self.asleep, num_deferred=len(self._compiling),
+            asleep=self.asleep, num_deferred=len(self._unready), lora=self._lora_stats(),
         )  # fmt: skip
         for hook in self._hooks:
             stats = hook.add_stats(stats)
         return stats
+
+    def _lora_stats(self) -> LoRAStats:
+        """Called from another thread, too: lists are copied before they are read."""
+        if self.lora is None:
+            return LoRAStats()
+        return LoRAStats(*(_adapter_names(list(each)) for each in (self.scheduler.running, self.scheduler.waiting)))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
@@ -337,3 +358,9 @@ class Engine:
             running = sum(request in plan.tokens for plan in self._in_flight.plans)
             expected = request.num_unknown - request.num_drafts
             assert expected <= running, f"{request} expects tokens of steps that do not run"
+
+
+def _adapter_names(requests: Iterable[Request]) -> tuple[str, ...]:
+    """Returns the names of the adapters of requests."""
+    adapters = (request.core_request.lora for request in requests)
+    return tuple(sorted({each.name for each in adapters if each is not None})[:MAX_LORA_NAMES])

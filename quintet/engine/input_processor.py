@@ -168,7 +168,7 @@ class InputProcessor:
                 max_tokens=max_tokens,
                 stop_ids=shared.stop_ids,
                 bad_words_ids=shared.bad_words_ids,
-                salt=(prompt.cache_salt or "").encode(),
+                salt=prompt.salt,
                 priority=shared.priority,
                 arrival=arrival,
                 returns_prompt_logprobs=index == 0,
@@ -176,6 +176,7 @@ class InputProcessor:
                 grammar=shared.grammar,
                 reasoning_marker_ids=marks,
                 open_reasoning_tokens=thought,
+                lora=prompt.lora,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from quintet.config import EngineConfig
 from quintet.config.cache_dir import cache_folder
+from quintet.engine.executor.worker import ModelSizes
+from quintet.engine.quantization import scheme_of
+from quintet.hub.dtypes import name_of
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
 from quintet.platforms import PlatformCandidate, SelectedPlatform
 
@@ -183,3 +187,15 @@ def _read_if_there(path: Path) -> Support | None:
 def _shorten(reason: str) -> str:
     line = reason.splitlines()[0] if reason else "no reason given"
     return line if len(line) <= MAX_REASON else line[:MAX_REASON] + "..."
+
+
+def features_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[str]:
+    """Returns the features that will run, as the conformance kit names them."""
+    asked = {
+        "family": hf_config.model_type,
+        "dtype": name_of(sizes.dtype),
+        "scheme": scheme_of(sizes.quantization),
+        "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
+        "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
+    }
+    return [f"{group}/{name}" for group, name in asked.items() if name is not None]

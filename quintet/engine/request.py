@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningMarkerIds
 from quintet.engine.kv_transfer_params import TransferParams, transfer_params_of
+from quintet.lora.request import LoRAReference
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.kv_cache.manager import PrefixMatch
+    from quintet.engine.lora.manager import LoadedLoRA
     from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
     from quintet.engine.spec_decode.ngram import TokenHistory
@@ -57,6 +59,7 @@ class CoreRequest:
     pooling: PoolingParams | None = None  # what numbers are wanted of it; None: text
     pooled_rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
     token_types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
+    lora: LoRAReference | None = None  # the adapter that it is answered with
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Returns the embeddings in the places of tokens start .. stop - 1."""
@@ -139,6 +142,9 @@ class Request:
     history: "TokenHistory | None" = None  # of the drafts
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
+    lora: "LoadedLoRA | None" = None  # its adapter
+    lora_slot: int = 0  # that this has on the device while it runs, from 1 on
+    num_overtaken: int = 0  # requests with adapters that started before it, while it waited for a slot
     pooled_rows: "PooledRows | None" = None  # what steps have given of a text that becomes numbers
 
     def __post_init__(self) -> None:
@@ -174,8 +180,8 @@ class Request:
 
     @property
     def ready(self) -> bool:
-        """True if it may be scheduled: its grammar, if it has one, is compiled."""
-        return self.grammar is None or self.grammar.ready
+        """True if it may be scheduled: what it needs is there."""
+        return (self.grammar is None or self.grammar.ready) and (self.lora is None or self.lora.ready)
 
     def reserve_sampled(self) -> None:
         """A step was started that draws its next token."""

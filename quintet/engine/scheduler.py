@@ -17,12 +17,14 @@ from typing import Any, Final
 
 from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, clear_cache_state, missing_pages
 from quintet.engine.kv_transfer.manager import KVTransferManager, LoadState
+from quintet.engine.lora.slots import LoRASlots
 from quintet.engine.observability.stats import SchedulerStats
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.spec_decode.ngram import NgramProposer
 from quintet.engine.step_plan import SchedulerLimits, StepPlan
 
 SortKey = tuple[int, int]
+MAX_OVERTAKEN = 64  # requests with adapters that may start before one that waits for a slot
 
 
 class Scheduler:
@@ -34,12 +36,13 @@ class Scheduler:
         tables: KVCacheManager,
         drafts: NgramProposer | None = None,
         kv_transfer: KVTransferManager | None = None,
+        lora: LoRASlots | None = None,
     ) -> None:
         self.limits: Final = limits
         self.kv_cache_manager: Final = tables
         self.pool: Final = tables.pool
         self.kv_transfer: Final = kv_transfer
-        self._proposer = drafts
+        self._proposer, self._lora = drafts, lora
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
@@ -183,12 +186,20 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Starts waiting requests in their order, until one has no room; some let others go ahead of them."""
-        place = 0
+        place, blocked = 0, None  # the first that waits for a slot for its adapter
         while place < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[place]
+            if blocked is not None and request.lora is not None and blocked.num_overtaken >= MAX_OVERTAKEN:
+                place += 1
+                continue
             wait = self._start(place, plan)
             if wait is LoadState.NEEDS_PAGES:
                 return
-            place += wait is LoadState.LOADING
+            place += wait is not LoadState.READY
+            if wait is LoadState.NEEDS_SLOT:
+                blocked = blocked or request
+            elif wait is LoadState.READY and blocked is not None:
+                blocked.num_overtaken += request.lora is not None
 
     def _start(self, place: int, plan: StepPlan) -> LoadState:
         """Moves a waiting request to the running ones, if it need not wait -> what it waits for."""
@@ -226,9 +237,12 @@ class Scheduler:
         )
 
     def _load_state(self, request: Request) -> LoadState:
-        """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
+        """Returns what it must wait for before it can begin: what it needs, a slot for its adapter, KV pages from the
+        connector, or room."""
         if not request.ready:
             return LoadState.LOADING
+        if request.lora is not None and self._lora is not None and not self._lora.acquire(request, self.running):
+            return LoadState.NEEDS_SLOT
         return (
             LoadState.READY
             if self.kv_transfer is None
@@ -330,6 +344,8 @@ class Scheduler:
         self.kv_cache_manager.check_integrity(
             self.running, [] if self.kv_transfer is None else self.kv_transfer.held_pages
         )
+        if self._lora is not None:
+            self._lora.check_integrity(self.running)
         for request in self.running:
             known, tail = request.token_ids[: request.num_known], request.token_ids[request.num_known :]
             assert 0 <= request.num_computed <= len(request.token_ids), request

@@ -20,11 +20,12 @@ from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.events import KVEventLog, make_event_log
+from quintet.engine.kv_cache.kv_scales import calibrate, kv_scaling
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
-from quintet.engine.kv_scales import calibrate, kv_scaling
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
+from quintet.engine.lora.factory import lora_sizes, make_lora
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -33,17 +34,17 @@ from quintet.engine.parallel import setup as ranking
 from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
-from quintet.engine.platform_support import support_evidence
+from quintet.engine.platform_support import features_of, support_evidence
 from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
-from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization, scheme_of
+from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
 from quintet.engine.spec_decode.ngram import NgramProposer
-from quintet.hub.dtypes import dtype_of, kv_dtype_of, name_of
+from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
 from quintet.hub.pooling_task import Pooling, is_pooling_model
@@ -108,11 +109,12 @@ class EnginePlan:
             return ()
         first = self.ranks.workers[0]
         sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
-        if first.model.uses_token_types and self.pooling is not None:
-            return tuple(each._replace(inputs=("token_type_ids",)) for each in sizes)
-        if not self.embeds_width:
+        lora = ("adapters",) * self.config.enable_lora
+        types = first.model.uses_token_types and self.pooling is not None
+        sizes = tuple(each._replace(inputs=(*["token_type_ids"] * types, *lora)) for each in sizes)
+        if types or not self.embeds_width:
             return sizes
-        return *sizes, *(each._replace(inputs=("embeds",), width=self.embeds_width) for each in sizes)
+        return *sizes, *(each._replace(inputs=("embeds", *lora), width=self.embeds_width) for each in sizes)
 
     @property
     def embeds_width(self) -> int:
@@ -161,8 +163,7 @@ def _decide(
     if backend and facts.ops_only:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
-    if is_pooling_model(config, vars(whole), folder):
-        config = config.replace(runner="pooling")
+    config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
     weights = _weights(config, folder, facts)
@@ -183,6 +184,7 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
+    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype))
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
@@ -203,7 +205,7 @@ def _decide(
     config = _fit_config(config, plan, platform, facts, reasons)
     reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
     reasons += experts.describe_experts(config, ranks.workers[0].model)
-    doubts = support_evidence(chosen).unproven_features(platform.name, _features(config, hf_config, sizes))
+    doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler,
@@ -265,7 +267,8 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
     groups, model = prepared.ranks.workers[0].kv_cache_layout.groups, prepared.ranks.workers[0].model
     types = prepared.pooling is not None and model.uses_token_types
-    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, types)
+    inputs = (*["token_type_ids"] * types, *["adapters"] * config.enable_lora)
+    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, inputs)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
@@ -283,11 +286,13 @@ def _engine_parts(
     tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
     drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
-    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer)
+    lora = make_lora(config, ranks)
+    slots = None if lora is None else lora.slots
+    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
-    hooks = tuple(hook for hook in (tracer, kv_transfer, balancer, journal) if hook is not None)
-    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, hooks)
+    hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal) if hook is not None)
+    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, lora, hooks)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
@@ -314,6 +319,9 @@ def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: Ste
         calibrate(engine, prepared.ranks, prepared.vocab_size, longest)
     if warms_up:
         warm_up(engine, prepared.vocab_size, longest, prepared.pooling_bounds)
+        if config.enable_lora:
+            with batches.with_adapters_always():
+                warm_up(engine, prepared.vocab_size, longest, prepared.pooling_bounds)
 
 
 def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
@@ -358,18 +366,6 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
-
-
-def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[str]:
-    """Returns the features that will run, as the conformance kit names them."""
-    asked = {
-        "family": hf_config.model_type,
-        "dtype": name_of(sizes.dtype),
-        "scheme": scheme_of(sizes.quantization),
-        "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
-        "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
-    }
-    return [f"{group}/{name}" for group, name in asked.items() if name is not None]
 
 
 def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> WeightFiles:

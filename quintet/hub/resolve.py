@@ -24,8 +24,7 @@ from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
 from quintet.hub.model_names import HUB_ADDRESS, HUB_ID
 from quintet.hub.pooling_task import ENTRIES
-from quintet.hub.tensor_input import why_raw
-from quintet.hub.wrappers import text_entries, text_model_type
+from quintet.hub.wrappers import text_entries, text_model_type, why_raw
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
 from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of

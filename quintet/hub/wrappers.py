@@ -1,4 +1,4 @@
-"""Multimodal wrappers: the type of their text model, by which quintet finds the code that computes it."""
+"""Multimodal wrappers: the type of their text model, which names its code; and models that take raw tensors alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +8,8 @@ from quintet.hub.hf_config import EQUIVALENT_TYPES, is_known_type, transformers_
 from quintet.models import added_for, families
 
 TEXT_PARTS = ("text_config", "llm_config")  # entries with a text model's config, of wrappers that transformers lacks
+# names of classes, of those that vLLM runs through TerraTorch
+RAW_TENSORS = ("Terratorch", "PrithviGeoSpatialMAE", "PrithviMAE")
 SHARED = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")  # entries of a wrapper for its parts
 
 
@@ -46,3 +48,15 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _architectures(raw: Mapping[str, Any]) -> list[str]:
     names = raw.get("architectures")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def why_raw(raw: Mapping[str, Any]) -> str | None:
+    """Why a model with this config.json cannot be run; None: it takes no raw tensors."""
+    named = raw.get("architectures")
+    found = next((each for each in named if each in RAW_TENSORS), None) if isinstance(named, list) else None
+    if found is None:
+        return None
+    return (
+        f"{found} is a model of TerraTorch: its input is raw tensors, such as a satellite's images, and models here "
+        "take tokens; run it by TerraTorch itself"
+    )

@@ -68,6 +68,7 @@ class Capabilities:
     # a step and to_host() return before they are done, and are done in the order of the calls: the next step is planned
     # and started while one runs, and takes over tokens that it samples
     overlap: bool = False
+    lora: bool = False  # place() heeds Weight.rows, so that adapters can be written
     sleep: bool = False  # Device.sleep() frees memory while there are no requests
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
     batch_invariant_mode: bool = False  # nor here, if EngineConfig.batch_invariant asks for it
@@ -366,17 +367,16 @@ class Platform(ABC):
         The engine itself reports its own work and the calls of ops, as far as steps make them one by one. The results
         of a step are the same to the bit.
         """
-        return Recording("as without a trace; ops inside one compiled program are not reported", _nothing)
+        return Recording("as without a trace; ops inside one compiled program are not reported", lambda: None)
 
 
-def _nothing() -> None:
-    """Does nothing: there is no recording to end."""
-
-
-def copied_into(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Copies what place() made into the tensors that are there; for platforms with tensors that torch can write to."""
+def copied_into(
+    placed: Mapping[str, Tensor], into: Mapping[str, Tensor], rows: tuple[int, int] | None = None
+) -> Mapping[str, Tensor]:
+    """Copies what place() made into the tensors that are there, or into `rows` of them (Weight.rows), where torch can
+    write to them."""
     for name, tensor in placed.items():
-        there = into[name]
+        there = into[name] if rows is None else into[name].data.narrow(0, *rows)
         assert there.shape == tensor.shape and there.dtype == tensor.dtype, f"{name} was placed in another shape"
         if there.data_ptr() != tensor.data_ptr():
             there.data.copy_(tensor)

@@ -11,6 +11,8 @@ from torch import Tensor
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
+# inputs with an entry for each token, which is their last axis -> the entry of a padded token
+TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0}
 
 
 class ShapeBucket(NamedTuple):
@@ -29,7 +31,7 @@ class ShapeBucket(NamedTuple):
         """A step of this size that does nothing: padding alone or, for `decode`, a token of each request on page 0."""
         nothing, lengths = np.zeros(self.tokens, np.int32), np.full(self.requests, int(self.decode), np.int32)
         count = np.arange(self.requests + 1, dtype=np.int32)
-        inputs: dict[str, Any] = dict.fromkeys(self.inputs, nothing)
+        inputs: dict[str, Any] = {name: nothing + TOKEN_INPUTS.get(name, 0) for name in self.inputs}
         if "embeds" in inputs:
             inputs |= {"embeds": np.zeros((self.tokens, self.width), np.float32), "embed_indices": nothing - 1}
         if "rotary_positions" in inputs:
@@ -69,7 +71,7 @@ class Inputs(NamedTuple):
     embeds: Tensor | None = None  # [M, H] float32
     embed_indices: Tensor | None = None  # [T]    the row of embeds that replaces a token's embedding; -1: none does
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
-    adapters: Tensor | None = None  # [T]    the adapter's slot, 0: none
+    adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
     token_type_ids: Tensor | None = None  # [T]    segment ids
     # [N, T, H] bytes that the previous pipeline stage sent: the input of the first layer here
     intermediate_tensors: Tensor | None = None

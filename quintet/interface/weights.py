@@ -188,6 +188,8 @@ class Weight:
     shared: bool = False  # another layer wants the same tensors in this format: a tied head. Set by the loader
     stack: int = 0  # matrices, one per expert; 0: it is no stack
     remote_slices: tuple[CheckpointSlice, ...] = ()  # other ranks keep them whole, and this one nothing of them
+    # (first, count) of the rows of what is there that place(into=) writes; None: all. Where Capabilities.lora is set
+    rows: tuple[int, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from quintet.interface.platform import Communicator
 from quintet.interface.types import AttentionSpec, StateSpec
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.layer_state import LayerMixer
+from quintet.layers.lora_step import LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage
 from quintet.layers.quantization import QuantizationPlan
@@ -56,6 +57,7 @@ class BuildContext:
     tied_head: bool | None = None  # the head is the token embedding; None: as the config's tie_word_embeddings has it
     expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over
+    lora: LoRAStep | None = None  # the adapters of a step's tokens; None: the model takes none
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
     def replacement_for(self, layer: type[T]) -> type[T]:

@@ -103,14 +103,17 @@ def run_residual_layers(
     if not build.stage.last:
         cache.intermediate_tensors = (x,) if residual is None else (x, residual)
         return x, taps
-    x = select_output_rows(x, cache.batch, ops)
+    x = select_output_rows(x, cache, ops)
     if residual is None:
         return norm(x), taps
-    return norm(x, select_output_rows(residual, cache.batch, ops))[0], taps
+    return norm(x, select_output_rows(residual, cache, ops))[0], taps
 
 
-def select_output_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
+def select_output_rows(x: Tensor, cache: StepState, ops: Any) -> Tensor:
     """Selects the rows of x [T, H] that outputs are computed for -> [L, H]; x itself where all rows are."""
+    if cache.lora is not None:
+        cache.lora.select_output_rows(ops.take_rows)
+    batch = cache.batch
     rows: Tensor = x if batch.one_token_per_request else ops.take_rows(x, batch.logits_indices)
     return rows
 
@@ -253,6 +256,7 @@ class CausalLM(ModelBase):
 
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
+        self._lora = build.lora
         self._wanted, self._vocab = build.requested_outputs, 0  # tokens, where there is no head that says so
 
     @property
@@ -265,7 +269,7 @@ class CausalLM(ModelBase):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """Runs one step: the state and T tokens -> the requested outputs, and the new state."""
-        cache = StepState(state, batch)
+        cache = StepState(state, batch, self._lora)
         x, taps = self.trunk(cache)
         if cache.intermediate_tensors:
             return Outputs(None, intermediate_tensors=cache.intermediate_tensors), cache.state

@@ -63,7 +63,7 @@ class Encoder(ModelBase):
         if build.requested_outputs.aux_hidden_states:
             raise ValueError(f"{kind} gives its last hidden states, and no taps of its layers")
         self.vocab_size, width = config.vocab_size, getattr(config, "embedding_size", None) or config.hidden_size
-        self._ops = build.ops.take("add", "take_rows")
+        self._ops, self._lora = build.ops.take("add", "take_rows"), build.lora
         self.words = VocabParallelEmbedding(build, config.vocab_size, width)
         self.places = self.positions(config, build, width)
         segments = getattr(config, "type_vocab_size", 0)
@@ -121,7 +121,7 @@ class Encoder(ModelBase):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""
-        cache, add = StepState(state, batch), self._ops.add
+        cache, add = StepState(state, batch, self._lora), self._ops.add
         x = self.words.embed(batch)
         if self.types is not None:
             x = add(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
 from quintet.interface.types import Batch, Group, Layout, RotaryArgs, StepContext
+from quintet.layers.lora_step import LoRAStep
 
 _NO_GROUP: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
 
@@ -15,8 +16,10 @@ _NO_GROUP: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mix
 class StepState:
     """Made at the top of a step and taken apart at its end: each mixer reads its own tensors, and replaces them."""
 
-    def __init__(self, state: State, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, state: State, batch: Batch, lora: LoRAStep | None = None) -> None:
+        self.batch, self.lora = batch, lora
+        if lora is not None:
+            lora.begin(batch)
         self._tensors = list(state)
         self.intermediate_tensors: tuple[Tensor, ...] = ()  # for the next stage
         self.shared_kv: dict[

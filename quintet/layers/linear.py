@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, Shards, even_shards, padded_shards, replicated
+from quintet.layers.lora_step import LoRAStep
 from quintet.ops.registry import of_kind
+
+LORA_POOL = "lora"  # the module beside a product that holds adapters
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class ColumnParallelLinear(Layer):
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
         self.weight: Tensor  # as place() packed it, with scales, zeros and order where its format has them
         self.bias: Tensor | None = None
+        self._lora: LoRAStep | None = None  # where there is a pool of adapters beside the product
 
     def finalize(self, path: str) -> None:
         """The format, and the provider for it: steps ask for neither. Where outputs are held in different formats they
@@ -162,6 +166,23 @@ class ColumnParallelLinear(Layer):
         return replace(weight, source=source, shape=(split.total,), ranges=ranges, transposed=False)
 
     @property
+    def inputs(self) -> Shards:
+        """Its inputs, and which of them each rank takes."""
+        return self._inputs
+
+    def output_slices(self, path: str) -> tuple[CheckpointSlice, ...]:
+        """Returns the rows of the checkpoint's tensors that the outputs on each rank belong to, in order."""
+        parts = self._weight(path).slices
+        if not self.by_inputs:
+            return parts
+        return tuple(replace(part, ranges=((0, part.shape[0]),) * self._build.size) for part in parts)
+
+    def add_lora_pool(self, pool: nn.Module) -> None:
+        """Has a pool of adapters add to the product: a module with forward(y, x)."""
+        self._lora = self._build.lora
+        self.add_module(LORA_POOL, pool)
+
+    @property
     def sums_over_ranks(self) -> bool:
         """True if each rank has some of the inputs: sums round in another order than in one process."""
         return self._reduce
@@ -175,6 +196,13 @@ class ColumnParallelLinear(Layer):
         return self._build.comm.all_reduce(y) if self._reduce else y
 
     def _product(self, x: Tensor) -> Tensor:
+        y = self._base_product(x)
+        if self._lora is None or self._lora.slots is None:
+            return y
+        adapted: Tensor = self._modules[LORA_POOL](y, x)  # type: ignore[misc]
+        return adapted
+
+    def _base_product(self, x: Tensor) -> Tensor:
         if self._pieces:
             return functools.reduce(self.ops.beside, [piece._product(x) for piece in self._pieces])
         held: Mapping[str, Any] = self._parameters  # where nn.Module would look them up, one after the other
@@ -302,6 +330,10 @@ class HeadLinear(ColumnParallelLinear):
 
     def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
         return replace(super()._bias(weight, split), source="lm_head.bias")
+
+    def output_slices(self, path: str) -> tuple[CheckpointSlice, ...]:
+        """The same under the head's own name."""
+        return tuple(replace(part, source="lm_head.weight") for part in super().output_slices(path))
 
 
 class LMHead(Layer):

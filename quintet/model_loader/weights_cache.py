@@ -99,7 +99,7 @@ def cache_entry(setting: str | None, layout_key: str, checkpoint: Path) -> Cache
     """Returns the cache of a setting: a folder; "auto", the user's cache for GGUF files that take long to pack; None.
 
     ValueError for a folder on a platform that has no layout key: its weights are not in the host's memory."""
-    if setting in (None, OFF):
+    if setting in (None, OFF, "off"):
         return None
     if setting != AUTO:
         if not layout_key:

@@ -148,7 +148,7 @@ class Gemma3nModel(nn.Module):
             kept = [each for source in self._read(stage.stop) for each in cache.shared_kv[source.mixing]]
             cache.intermediate_tensors = (*streams, own[:, stage.stop - stage.start :], *kept)
             return streams[0], []
-        rows = tuple(select_output_rows(each, cache.batch, self._ops) for each in streams)
+        rows = tuple(select_output_rows(each, cache, self._ops) for each in streams)
         return self.norm(self._together.merge(rows)), []
 
     def _read(self, at: int) -> list[SelfAttention]:

@@ -75,7 +75,7 @@ class GPT2Model(nn.Module):
         if stage.first:
             x = self._ops.add(self.wte.embed(batch), self.wpe(batch.positions))
         x, taps = run_layers(self.h, x, cache, self._build)
-        return (self.ln_f(select_output_rows(x, batch, self._ops)) if stage.last else x), taps
+        return (self.ln_f(select_output_rows(x, cache, self._ops)) if stage.last else x), taps
 
 
 class GPT2LMHeadModel(CausalLM):

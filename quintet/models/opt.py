@@ -94,7 +94,7 @@ class OPTDecoder(nn.Module):
             x = self._ops.add(self.project_in(self.embed_tokens.embed(batch)), self.embed_positions(batch.positions))
         x, taps = run_layers(self.layers, x, cache, self._build)
         if stage.last:
-            x = self.project_out(self.final_layer_norm(select_output_rows(x, batch, self._ops)))
+            x = self.project_out(self.final_layer_norm(select_output_rows(x, cache, self._ops)))
         return x, taps
 
 

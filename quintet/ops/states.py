@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import HostBatch, HostGroup, IntArray, Layout, StateSpec, StepContext
+from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, IntArray, Layout, StateSpec, StepContext
+from quintet.ops import attention
 from quintet.ops.registry import Op, Ops
 
 Given = tuple[Any, ...]  # what an op takes, in its order
@@ -298,3 +299,9 @@ class StateMixer(Mixer):
         """given and settings: what the op takes before the state, and after the books -> (its result, the state)."""
         out, after = self._advance(*given, state[0], context, *settings)
         return out, (after,)
+
+
+def mixer(spec: AttentionSpec | StateSpec, ops: Ops) -> Mixer:
+    """Returns the mixer that is made of the bound ops: attention over pages or over a step alone, or a state per
+    request."""
+    return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops)

@@ -15,7 +15,7 @@ from torch import Tensor
 SHARD = 4 * 2**30  # bytes of a file
 # What is copied from a model's folder beside its weights.
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
-OWN = ("config.json", "*.safetensors.index.json", "quantize_config.json", "recipe.yaml")
+OWN = ("config.json", "*.safetensors.index.json", "quantize_config.json", "recipe.yaml", "adapter_config.json")
 
 
 class CheckpointWriter:

@@ -1,11 +1,12 @@
 """Interface between the HTTP server and the engine: readiness, the served model, and outputs of requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import ReasoningMarkers
 from quintet.engine.observability.stats import Stats
+from quintet.engine.processes.messages import LoadLoRA, ServedLoRA
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
@@ -35,6 +36,11 @@ class EngineLoading(EngineDead):
 class EngineRefusal(RuntimeError):
     """The engine refused an order and is unchanged; the message has the reason."""
 
+    def __init__(self, why: str, kind: str = "") -> None:
+        """`kind`: as Answer.kind."""
+        super().__init__(why)
+        self.kind = kind
+
 
 class TraceControl(Protocol):
     """Profiler traces of an engine, if its profiler_config allows them."""
@@ -45,6 +51,23 @@ class TraceControl(Protocol):
 
     async def stop(self) -> tuple[str, int, str]:
         """As Profiler.stop -> the file's name, steps, why it ended; Refused if there is none."""
+        ...
+
+
+class AdapterControl(Protocol):
+    """Adapters (LoRA) that requests may name."""
+
+    @property
+    def served(self) -> Mapping[str, ServedLoRA]:
+        """By name, in the order in which they came."""
+        ...
+
+    async def load(self, work: LoadLoRA) -> None:
+        """Returns when all API processes serve the adapter; EngineRefusal says why not."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Returns when no API process serves the adapter any more; EngineRefusal if there is none of that name."""
         ...
 
 
@@ -62,6 +85,9 @@ class Backend(Protocol):
 
     @property
     def trace_control(self) -> TraceControl: ...
+
+    @property
+    def lora(self) -> AdapterControl: ...
 
     def unavailable_reason(self) -> str | None:
         """Returns why it cannot serve now (it is loading, hung or dead), or None."""

@@ -1,11 +1,13 @@
 """Settings of a server besides its engine: listen address, access, limits, logging."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from quintet.common.value_parsers import Parse, boolean, count, json_object, list_of, one_of, optional, text
 from quintet.config import normalize_fields, option
 from quintet.server.hosts import allowed_host
+from quintet.server.lora_modules import LoRAModule, parse_lora_modules
 
 PORT = 8000
 
@@ -132,6 +134,23 @@ class ServerConfig:
     )  # fmt: skip
     playground: bool = option(True, boolean, "serve the page at /", group="server")
 
+    lora_modules: tuple[LoRAModule, ...] = option(
+        (), parse_lora_modules, "adapters that requests may name as their model: name=path, or JSON with name, path "
+        "and base_model_name; needs --enable-lora", group="lora", nargs="+", metavar="NAME=PATH",
+    )  # fmt: skip
+    allow_runtime_lora: bool = option(
+        False, boolean, "serve /v1/load_lora_adapter and /v1/unload_lora_adapter, and ask resolvers for unknown "
+        "adapters; who may call them chooses which files are read", group="lora",
+    )  # fmt: skip
+    lora_cache_dir: str | None = option(
+        None, optional(text), "folder of adapters: a request that names one of its folders has it loaded; needs "
+        "--allow-runtime-lora", group="lora", metavar="FOLDER",
+    )  # fmt: skip
+    lora_hub_repos: tuple[str, ...] = option(
+        (), list_of(text), "hub id of an adapter that is downloaded when a request names it; needs "
+        "--allow-runtime-lora", group="lora", metavar="OWNER/NAME",
+    )  # fmt: skip
+
     api_key: tuple[str, ...] = option(
         (), list_of(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
     )  # fmt: skip
@@ -255,6 +274,11 @@ class ServerConfig:
                 "ssl_ca_certs and ssl_cert_reqs belong together: the authorities of clients, and 1 or 2 to ask for "
                 "their certificates; give both or neither"
             )
+        if (self.lora_cache_dir or self.lora_hub_repos) and not self.allow_runtime_lora:
+            raise ValueError(
+                "lora_cache_dir and lora_hub_repos have adapters loaded by requests; set allow_runtime_lora, or leave "
+                "them out"
+            )
         if self.uds and self.ssl_certfile:
             raise ValueError(
                 f"uds={self.uds!r} is a Unix socket, which takes no TLS; leave ssl_certfile and ssl_keyfile out"
@@ -267,3 +291,13 @@ class ServerConfig:
             return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"
+
+
+def check_adapters(served: ServerConfig, enabled: bool, names: Collection[str]) -> None:
+    """Raises ValueError for settings of adapters (LoRA) where these are off, and for an adapter with one of the model's
+    own `names`."""
+    given = [name for name in ("lora_modules", "allow_runtime_lora") if getattr(served, name)]
+    if given and not enabled:
+        raise ValueError(f"{given[0]} needs enable_lora=True; set it, or leave {given[0]} out")
+    if taken := next((each.name for each in served.lora_modules if each.name in names), None):
+        raise ValueError(f"lora_modules has {taken!r}, which is the model's own name; give the adapter another")

@@ -5,8 +5,8 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.config import StructuredOutputsConfig
@@ -33,7 +33,6 @@ TIMED_STEPS = 32  # in which masks are filled one by one, to find out which are 
 BATCH_SECONDS = 0.001  # counted at most for each of masks that are filled together: the time is not the processor's
 WATCHED_CALLS = 16  # whose time is counted after a slow one
 STATES_SECONDS = 5e-5, 2e-9  # of a mask, and for each token of the vocabulary: what takes longer makes states
-WAIT_SECONDS = 0.01  # seconds that an engine with nothing else to do waits for a grammar before it looks around
 LATE_MESSAGE = "structured_outputs ended: their masks take too long to compute; simplify them"
 NO_TOKENS = "the model's tokenizer has no tokens for a text that they ask for"
 TIMEOUT_MESSAGE = "they were not compiled in time; simplify them, or try again when less is asked for"
@@ -137,9 +136,11 @@ class GrammarCompiler:
 class Matcher:
     """Position of one request's output in its grammar. The output alone decides it, so freed pages lose nothing."""
 
+    what = "structured_outputs"
+
     def __init__(self, cache: CompileCache, text: str, vocab_size: int) -> None:
         self._cache, self._text, self._deadline = cache, text, time.monotonic() + cache.seconds
-        self.compiled = cache(text)
+        self.future = cache(text)  # the compilation
         self._state: Any = None  # the library's, once it is needed
         self._taken = 0  # tokens of the output that the state has consumed
         self._chain: tuple[int, list[int]] = (0, [])  # what the grammar alone decides, from this place of the output on
@@ -151,12 +152,12 @@ class Matcher:
     @property
     def ready(self) -> bool:
         """True if the grammar is compiled."""
-        return self.compiled.done() and self.compiled.exception() is None
+        return self.future.done() and self.future.exception() is None
 
     def refused(self) -> str:
         """Returns why the grammar will not be compiled; empty if it is, or still may be."""
-        if self.compiled.done():
-            error = self.compiled.exception()
+        if self.future.done():
+            error = self.future.exception()
             if isinstance(error, CompileTimeout):
                 return TIMEOUT_MESSAGE
             return "" if error is None else str(error) or type(error).__name__
@@ -165,7 +166,7 @@ class Matcher:
     def wait(self) -> str:
         """Waits until the grammar is compiled or refused, and returns refused()."""
         while not self.ready and not self.refused():
-            wait([self.compiled], max(0.0, self._deadline - time.monotonic()))
+            wait([self.future], max(0.0, self._deadline - time.monotonic()))
         return self.refused()
 
     @property
@@ -180,7 +181,7 @@ class Matcher:
     def advance(self, request: TokenSequence) -> str:
         """Consumes the output tokens since the last call, or rolls removed ones back -> why it cannot go on, if so."""
         if self._state is None:
-            self._state = self.compiled.result().deep_copy()
+            self._state = self.future.result().deep_copy()
         start = request.num_prompt
         known = request.num_known - start
         if known < self._taken:
@@ -190,7 +191,7 @@ class Matcher:
         self._taken = known
         if not self._state.is_error():
             return ""
-        self._cache.forget(self._text, self.compiled)  # its lexer may be full, and no request gets further than this
+        self._cache.forget(self._text, self.future)  # its lexer may be full, and no request gets further than this
         return one_line(self._state.get_error())
 
     def _timed(self, call: "Callable[..., Any]", *args: Any) -> Any:
@@ -217,7 +218,7 @@ class Matcher:
     def grow(self, seconds: float) -> None:
         """Counts the memory of the lexer's states that were made in this time."""
         if seconds > self._free_seconds:
-            self._cache.grow(self._text, self.compiled, seconds)
+            self._cache.grow(self._text, self.future, seconds)
 
     def is_late(self, num_slow: int) -> bool:
         """True if it has taken more than its share of time, being one of so many slow ones."""
@@ -256,7 +257,7 @@ class Matcher:
         """Ids [N] that may follow these tokens of an output; None: it is complete, or the grammar refuses it."""
         import numpy as np  # processes that only admit requests need none
 
-        state = self.compiled.result().deep_copy()
+        state = self.future.result().deep_copy()
         if not state.consume_tokens(list(output_ids)) or state.is_stopped():
             return None
         bits = np.frombuffer(state.compute_bitmask(), np.uint8)
@@ -332,8 +333,3 @@ def _num_threads() -> int:
 @functools.cache
 def _executor() -> Any:
     return llguidance().LLExecutor(_num_threads())
-
-
-def wait_for_any(matchers: "Iterable[Matcher | None]") -> None:
-    """Waits until one of the grammars is compiled, at most WAIT_SECONDS seconds."""
-    wait([each.compiled for each in matchers if each is not None], WAIT_SECONDS, FIRST_COMPLETED)

@@ -19,7 +19,7 @@ HOSTS = tuple(
 )  # fmt: skip
 SECTIONS = {  # of the conformance kit -> shares; those that compile most first
     "attention": 4, "ops": 2, "models": 2, "numbers": 1, "oracle": 1, "sampling": 1, "faults": 1, "graphs": 1,
-    "cache": 1, "device": 1, "communicator": 1, "probe": 1, "memory": 1,
+    "cache": 1, "device": 1, "communicator": 1, "probe": 1, "memory": 1, "adapters": 1,
 }  # fmt: skip
 ALONE = ("memory",)  # it counts what is free, which others change
 SHARED = {  # section -> of how many shares `sample` runs one: on 16 cores beside an H100, what compiles in 120 s

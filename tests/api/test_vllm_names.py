@@ -115,7 +115,7 @@ def test_requests_are_added_between_steps_and_come_out_as_alone() -> None:
     assert engine.add_request("b", [9], greedy()) == "b" and engine.get_num_unfinished_requests() == 2
     assert first == [] or first[0].outputs[0].token_ids == expected([1, 5], 1)
     assert drain(engine) == {"a": expected([1, 5], 20), "b": expected([9], 8)}
-    with pytest.raises(ValueError, match="add_request.lora_request=.... is not there"):
+    with pytest.raises(ValueError, match="lora_request is a LoRARequest, not str"):
         engine.add_request("c", [1], greedy(), lora_request="x")  # type: ignore[call-arg]
     with pytest.raises(AttributeError, match="LLMEngine.model_config is not there: use config"):
         engine.model_config  # noqa: B018

@@ -160,6 +160,7 @@ def test_no_name_is_both_there_and_lacking() -> None:
 # ------------------------------------------------------------------------------------------------------------- flags
 
 SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
+SAMPLES |= {"lora_dtype": "bfloat16"}
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
 SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mistral"}
@@ -225,7 +226,7 @@ def test_the_environment_is_read_whole() -> None:
     ("name", "value", "says"),
     [
         ("QUINTET_DEVISE", "cpu", "did you mean 'QUINTET_DEVICE'"),
-        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_ADMIN_API_KEY, QUINTET_API_KEY, QUINTET_CPU_BIND"),
+        ("QUINTET_XYZZY_PLUGH", "", "known: QUINTET_ADMIN_API_KEY, QUINTET_ALLOW_RUNTIME_LORA_UPDATING"),
         ("QUINTET_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("HF_HUB_OFFLINE", "perhaps", "true or false"),
     ],

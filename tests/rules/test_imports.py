@@ -34,6 +34,7 @@ BAD = {
         "sample.config.model": "import sample.engine",
         "sample.common": "import sample.config",
         "sample.hub": "import sample.engine",
+        "sample.lora": "import sample.models",
         "sample.tokenizers": "import sample.chat",
         "sample.structured_output": "import sample.engine.request",
         "sample.server.backend": "import sample.cli",
@@ -110,6 +111,7 @@ GOOD = {
     "sample.config": "import sample.common",
     "sample.config.engine": "import sample.parsers",
     "sample.common": "",
+    "sample.lora": "import sample.common",
 }
 
 

@@ -17,8 +17,10 @@ from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import SchedulerStats, Stats
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.processes.messages import ADAPTER_TAKEN, ADAPTER_UNKNOWN, LoadLoRA, ServedLoRA
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
+from quintet.lora.request import LoRAReference
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -81,6 +83,29 @@ class FakeTraces:
 
 
 @dataclass
+class FakeAdapters:
+    """Serves whatever is loaded; a path that begins with "bad" is refused."""
+
+    served: dict[str, ServedLoRA] = field(default_factory=dict)
+    loads: int = 0
+
+    async def load(self, work: LoadLoRA) -> None:
+        self.loads += 1
+        if work.name in self.served and not work.load_inplace:
+            raise EngineRefusal(f"The lora adapter '{work.name}' has already been loaded.", ADAPTER_TAKEN)
+        if work.path.startswith("none"):
+            raise EngineRefusal(f"No adapter found for '{work.path}'", ADAPTER_UNKNOWN)
+        if work.path.startswith("bad"):
+            raise EngineRefusal(f"{work.path}: tensor 'x' has the shape [1]", "ValueError")
+        reference = LoRAReference(work.name, work.path, work.path.encode())
+        self.served[work.name] = ServedLoRA(reference, work.path, work.base_model_name, 1)
+
+    async def unload(self, name: str) -> None:
+        if self.served.pop(name, None) is None:
+            raise EngineRefusal(f"The lora adapter '{name}' cannot be found.", ADAPTER_UNKNOWN)
+
+
+@dataclass
 class FakeBackend:
     """Answers with `reply`, or the prompt's own tokens again and again; one token for each turn of the loop.
 
@@ -103,6 +128,7 @@ class FakeBackend:
     resets: int = 0
     asleep: int = 0
     trace_control: FakeTraces = field(default_factory=FakeTraces)
+    lora: FakeAdapters = field(default_factory=FakeAdapters)
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
     pooling: PoolingBounds | None = None  # of a model that gives numbers

@@ -439,8 +439,8 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_request_alone(shared: Engin
 def test_what_is_compiled_is_remembered() -> None:
     grammars = GrammarCompiler(reader(), SIZE, [1])
     one, other = (grammars.matcher(text(json=PERSON)) for _ in range(2))
-    assert one.wait() == "" and one.compiled is other.compiled
-    assert grammars.matcher(text(json={**PERSON, "title": "x"})).compiled is not one.compiled
+    assert one.wait() == "" and one.future is other.future
+    assert grammars.matcher(text(json={**PERSON, "title": "x"})).future is not one.future
 
 
 def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:

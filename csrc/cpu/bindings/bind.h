@@ -11,6 +11,7 @@ void bind_float8(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
+void bind_lora(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_moe_quantized(nanobind::module_& m);
 void bind_moe(nanobind::module_& m);

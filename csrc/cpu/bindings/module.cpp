@@ -78,6 +78,7 @@ NB_MODULE(_cpu, m) {
     cpu::bind_graph(m);
     cpu::bind_layers(m);
     cpu::bind_linear(m);
+    cpu::bind_lora(m);
     cpu::bind_attention(m);
     cpu::bind_moe(m);
     cpu::bind_moe_quantized(m);

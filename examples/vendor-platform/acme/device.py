@@ -57,11 +57,14 @@ class AcmeDevice(Device):
         kept = x.clone(memory_format=torch.contiguous_format)
         return AcmeTensor(Buffer(self, self.pool.take(kept.nbytes, tag), kept), kept)
 
-    def overwrite(self, there: Tensor, x: Tensor) -> None:
-        """Puts other numbers where `there` is, once what is queued has read those before."""
-        assert isinstance(there, AcmeTensor) and there.shape == x.shape and there.dtype == x.dtype
+    def overwrite(self, there: Tensor, x: Tensor, rows: tuple[int, int] | None = None) -> None:
+        """Puts other numbers where `there` is, or in so many rows of it (first, count), once what is queued has read
+        those before."""
+        assert isinstance(there, AcmeTensor) and there.shape[1:] == x.shape[1:] and there.dtype == x.dtype
+        first, count = rows or (0, there.shape[0])
+        assert len(x) == count and first + count <= there.shape[0]
         self.queue.drain()
-        there.buffer.read().copy_(x)
+        there.buffer.read()[first : first + count].copy_(x)
 
     def empty(self, like: Tensor, tag: str = "activations") -> AcmeTensor:
         """Memory that work is to fill."""

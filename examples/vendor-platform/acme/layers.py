@@ -8,11 +8,12 @@ from torch import Tensor
 
 
 class FusedMLP(GatedMLP):
-    """acme_gated_mlp where all of the layer is on one device, as it was saved; else what it extends."""
+    """acme_gated_mlp where all of the layer is on one device, as it was saved and without adapters (LoRA); else what it
+    extends."""
 
     def __init__(self, build: BuildContext, *args: Any, **settings: Any) -> None:
         super().__init__(build, *args, **settings)
-        self._fused = build.size == 1
+        self._fused = build.size == 1 and build.lora is None  # adapters add to each product
         if self._fused:
             self.ops.take("acme_gated_mlp")
 

@@ -23,6 +23,8 @@ class LastBlock(PreNormBlock):
         x, residual = self.input_layernorm(x, residual)
         x, rows = self.self_attn(x, cache), cache.batch.logits_indices
         x, residual = (self._ops.take_rows(each, rows) for each in (x, residual))
+        if cache.lora is not None:
+            cache.lora.select_output_rows(self._ops.take_rows)  # of tokens' adapters, the same
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 

@@ -63,6 +63,7 @@ class Acme(Platform):
             static_shapes=True,
             ops_only=True,
             overlap=True,
+            lora=True,
             batch_invariant=True,
             auto_select=False,  # a real device leaves this out
             detail=f"{CHIP.devices} emulated devices of {CHIP.memory // MIB} MiB",
@@ -116,7 +117,7 @@ class Acme(Platform):
         if into is None:
             return {name: device.upload(each, "weights") for name, each in packed.items()}
         for name, each in packed.items():
-            device.overwrite(into[name], each)
+            device.overwrite(into[name], each, weight.rows)
         return {name: into[name] for name in packed}
 
     def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:

@@ -4,12 +4,14 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quintet.cli.commands import _engine as engine
 from quintet.config.schema import flags
+from quintet.lora.request import LoRARequest
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
+    group.add_argument(
+        "--lora-path", metavar="FOLDER", help="adapter (LoRA) that the prompts are answered with; needs --enable-lora"
+    )
     engine.add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     engine.add_arguments(parser, exclude=("seed",))
 
@@ -41,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded
+    if arguments.lora_path and not engine.engine_settings(arguments).get("enable_lora"):
+        raise ValueError("--lora-path needs --enable-lora; give both, or neither")
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         params = engine.sampling_params(llm, wanted, max_tokens=MAX_TOKENS)
@@ -63,13 +70,19 @@ def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]
     return [*system, {"role": "user", "content": prompt}]
 
 
+def _adapter(arguments: argparse.Namespace) -> LoRARequest | None:
+    path = getattr(arguments, "lora_path", None)  # `quintet complete` has none
+    return LoRARequest(Path(path).name or path, 0, path) if path else None
+
+
 def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
     """Prints one output as it comes, as text after the prompt or as an answer in a chat."""
     speed, failed = engine.TokenSpeed(), None
+    lora = _adapter(arguments)
     if arguments.chat or arguments.system:
-        outputs = llm.stream_chat(_messages(prompt, arguments), params)
+        outputs = llm.stream_chat(_messages(prompt, arguments), params, lora_request=lora)
     else:
-        outputs = llm.stream(prompt, params)
+        outputs = llm.stream(prompt, params, lora_request=lora)
     for output in speed.watch(outputs):
         sys.stdout.write(output.outputs[0].text)
         sys.stdout.flush()
@@ -80,10 +93,12 @@ def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argpa
 
 def _all(llm: "LLM", prompts: list[str], params: SamplingParams, arguments: argparse.Namespace) -> int:
     started, bar = time.perf_counter(), sys.stderr.isatty() and not arguments.quiet
+    lora = _adapter(arguments)
     if arguments.chat or arguments.system:
-        outputs = llm.chat([_messages(prompt, arguments) for prompt in prompts], params, use_tqdm=bar)
+        conversations = [_messages(prompt, arguments) for prompt in prompts]
+        outputs = llm.chat(conversations, params, use_tqdm=bar, lora_request=lora)
     else:
-        outputs = llm.generate(prompts, params, use_tqdm=bar)
+        outputs = llm.generate(prompts, params, use_tqdm=bar, lora_request=lora)
     seconds = time.perf_counter() - started
     for prompt, output in zip(prompts, outputs, strict=True):
         print(json.dumps(_plain(prompt, output), ensure_ascii=False) if arguments.json else _text(prompt, output))

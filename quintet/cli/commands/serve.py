@@ -12,9 +12,9 @@ from quintet.config import BUNDLED, EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.config.schema.typed_flags import strings_in
-from quintet.hub.model_names import is_model_name
+from quintet.hub.model_names import is_model_name, served_name
 from quintet.router.models.config import ModelsConfig
-from quintet.server.config import ServerConfig
+from quintet.server.config import ServerConfig, check_adapters
 from quintet.server.config_file import read_config_file
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
@@ -114,7 +114,19 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
         if server.get(name) is None:
             server[name] = getattr(config.structured_outputs_config, name)
-    return ServerConfig(**server), config
+    if config.enable_lora:
+        _add_lora_environment(server)
+    served = ServerConfig(**server)
+    check_adapters(served, config.enable_lora, served.served_model_name or (served_name(config.model),))
+    return served, config
+
+
+def _add_lora_environment(server: dict[str, Any]) -> None:
+    environment = read_environment()
+    if environment.allow_runtime_lora or environment.vllm_allow_runtime_lora:
+        server.setdefault("allow_runtime_lora", True)
+    if environment.lora_cache_dir is not None and server.get("allow_runtime_lora"):
+        server.setdefault("lora_cache_dir", environment.lora_cache_dir)
 
 
 def _given_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:

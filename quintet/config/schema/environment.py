@@ -101,6 +101,16 @@ class Environment:
     admin_api_key: str | None = _variable(
         "QUINTET_ADMIN_API_KEY", None, text, "the key of `quintet serve`'s administrator", secret=True
     )
+    allow_runtime_lora: bool = _variable(
+        "QUINTET_ALLOW_RUNTIME_LORA_UPDATING", False, boolean, "as --allow-runtime-lora: adapters are loaded over HTTP"
+    )
+    vllm_allow_runtime_lora: bool = _variable(
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING", False, boolean, "the same; vLLM's name"
+    )
+    lora_cache_dir: str | None = _variable(
+        "VLLM_LORA_RESOLVER_CACHE_DIR", None, text, "as --lora-cache-dir where adapters may be loaded over HTTP; "
+        "vLLM's name",
+    )  # fmt: skip
     kv_transfer_key: str | None = _variable(
         "QUINTET_KV_TRANSFER_KEY", None, text, "the key that engines share which give each other pages", secret=True
     )

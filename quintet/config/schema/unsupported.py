@@ -11,7 +11,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_MEDIA = "images, audio and video of no model are served yet, text alone; leave it out"
-_NO_ADAPTERS = "adapters do not exist yet; leave it out"
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
@@ -53,10 +52,9 @@ UNSUPPORTED: Mapping[str, str] = {
     ),
     "worker_extension_cls": "workers run no code of a caller's; a platform package decides how they run",
     "worker_cls": "a platform package decides how it runs; see quintet/interface/platform.py",
-    "lora_modules": _NO_ADAPTERS,
-    "enable_lora": _NO_ADAPTERS,
-    "max_loras": _NO_ADAPTERS,
-    "max_lora_rank": _NO_ADAPTERS,
+    "default_mm_loras": "images and audio of no model are served yet, so no adapter is theirs; leave it out",
+    "specialize_active_lora": "steps compute the adapters that their requests have, and no others; leave it out",
+    "enable_tower_connector_lora": "images of no model are served yet, so no tower takes an adapter; leave it out",
     "mm_processor_kwargs": _NO_MEDIA,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
@@ -130,7 +128,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "compilation_config.debug_dump_path": "where XLA compiles, XLA_FLAGS=--xla_dump_to=FOLDER; nowhere else",
     "compilation_config.cudagraph_num_of_warmups": "each captured step has run once before; leave it out",
     "compilation_config.cudagraph_copy_inputs": "inputs are always copied to where a captured step reads; leave it out",
-    "compilation_config.cudagraph_specialize_lora": _NO_ADAPTERS,
+    "compilation_config.cudagraph_specialize_lora": "steps with and without adapters are captured apart; leave it out",
     "compilation_config.compile_mm_encoder": _NO_MEDIA,
     "compilation_config.cudagraph_mm_encoder": _NO_MEDIA,
     "compilation_config.encoder_cudagraph_token_budgets": _NO_MEDIA,
@@ -180,7 +178,7 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "use --kv-cache-dtype"),
     **dict.fromkeys(("-md", "--model-draft"), "no second model guesses yet; use --speculative-config.method ngram"),
     **dict.fromkeys(("--embedding", "--embeddings", "--reranking"), "such a model is known by its files; leave it out"),
-    **dict.fromkeys(("--lora", "--lora-scaled"), _NO_ADAPTERS),
+    **dict.fromkeys(("--lora", "--lora-scaled"), "use --enable-lora --lora-modules NAME=FOLDER"),
     **dict.fromkeys(("--mmproj", "-mm"), _NO_MEDIA),
     **dict.fromkeys(("-cb", "--cont-batching"), "requests always share steps; leave it out"),
     **dict.fromkeys(
@@ -228,7 +226,6 @@ COMMANDS: Mapping[str, str] = {
 
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
-    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), "adapters do not exist yet"),
     "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
@@ -243,14 +240,12 @@ METHODS: Mapping[str, str] = {
 
 # of the module quintet
 NAMES: Mapping[str, str] = {
-    "LoRARequest": "adapters do not exist yet",
     "GuidedDecodingParams": "use StructuredOutputsParams",
 }
 
 # of calls that run prompts
 ARGUMENTS: Mapping[str, str] = {
-    "lora_request": _NO_ADAPTERS,
-    "prompt_adapter_request": _NO_ADAPTERS,
+    "prompt_adapter_request": "vLLM has taken prompt adapters out; use lora_request with a LoRA adapter",
     "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
     "multi_modal_data": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,

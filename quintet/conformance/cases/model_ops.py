@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
 from quintet.conformance.cases.linear import PRODUCTS
+from quintet.conformance.cases.lora import LORA
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
@@ -353,6 +354,7 @@ CASES: dict[str, Cases] = {
     **STATES,
     **STATE_HELPERS,
     **EXPERT_PLACEMENT,
+    **LORA,
     **STREAMS,
     "activate": activations,
     "add": add,

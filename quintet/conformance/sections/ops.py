@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
+from quintet.conformance.cases.lora import LORA
 from quintet.conformance.cases.model_ops import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import Case
@@ -35,7 +36,7 @@ ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated",
     *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",
     "as_large", "keep_above", "scale_rows", "ungated_experts",
 )  # fmt: skip
-PAIRS = ("norm_rotary", "pair_rotary", "rotary")
+PAIRS = ("add_lora", "norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row
 POISONS = (torch.nan, torch.inf, -torch.inf)
 
@@ -51,7 +52,7 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             continue
         for dtype in subject.facts.dtypes if not _is_packed(subject, name) else ():
             # a form that is not kept, and pages that go nowhere, say nothing of types
-            typed = () if name in (*KEPT, *PAGES) else (f"dtype/{dtype_name(dtype)}",)
+            typed = () if name in (*KEPT, *PAGES, *LORA, *EXPERT_PLACEMENT) else (f"dtype/{dtype_name(dtype)}",)
             features = (f"op/{name}", *typed)
             hidden = name in ATTENTION and subject.facts.ops_only
             yield Trial(
@@ -135,6 +136,8 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
         raise NotSupported(f"Platform.op_priority lacks {name}: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.supports_states:
         raise NotSupported("no layer calls it: Platform.supports_states is False")
+    if name in LORA and not there.facts.lora:
+        raise NotSupported("no product has adapters beside it: Capabilities.lora is False")
     if name in EXPERT_PLACEMENT and there.facts.spmd:
         raise NotSupported("no expert is one rank's: Capabilities.spmd is True, one process drives all devices")
     kept, them = KEPT.get(name, ("", ""))

@@ -1,14 +1,16 @@
 """Turns a plan into the arrays of one step, padded to one of the sizes that the platform runs."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from quintet.engine.executor.output_rows import OutputRows, output_rows_of
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
-from quintet.interface.types import HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
+from quintet.interface.types import TOKEN_INPUTS, HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
 
 
 class BatchBuilder:
@@ -21,14 +23,15 @@ class BatchBuilder:
         groups: int = 1,
         states: bool = False,
         captured: Sequence[ShapeBucket] = (),
-        types: bool = False,
+        inputs: Collection[str] = (),
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
-        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. With `types`,
-        tokens have segments."""
-        self._types = types
+        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. `inputs`: fields
+        of Inputs that a model takes: token_type_ids, and adapters, which steps of fixed shapes always have then."""
+        self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
         self._page_size, self._groups, self._states = page_size, range(groups), states
         self.fixed, self._captured = fixed, CaptureSizes(captured)
+        self._always_adapters = False
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
 
     def build(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
@@ -46,6 +49,15 @@ class BatchBuilder:
         if self.fixed:
             return pad(batch, self.fixed), rows
         return self._captured.pad(batch), rows
+
+    @contextmanager
+    def with_adapters_always(self) -> Iterator[None]:
+        """Steps have `adapters` though no request has one: kernels for these are compiled by a step that has them."""
+        self._always_adapters = True
+        try:
+            yield
+        finally:
+            self._always_adapters = False
 
     def _decode(self, requests: list[Request]) -> tuple[HostBatch, OutputRows]:
         """One token of each request, and it samples."""
@@ -69,6 +81,8 @@ class BatchBuilder:
             logits_indices=rows,
             groups=tuple(groups),
         )
+        if self._adapters:
+            batch = self._with_adapters(batch, requests)
         return batch, OutputRows(requests)
 
     def _mixed(self, requests: list[Request], plan: StepPlan) -> tuple[HostBatch, OutputRows]:
@@ -100,7 +114,17 @@ class BatchBuilder:
             batch = batch._replace(inputs=_host_inputs(plan))
         elif self._types:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
+        if self._adapters:
+            batch = self._with_adapters(batch, requests)
         return batch, rows
+
+    def _with_adapters(self, batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
+        """The batch with the adapter of each token, where a request has one."""
+        slots = [request.lora_slot for request in requests]
+        if not (any(slots) or self.fixed or self._always_adapters):
+            return batch
+        adapters = np.array(slots, np.int32)[batch.token_to_seq]
+        return batch._replace(inputs=batch.inputs._replace(adapters=adapters))
 
     def _first(self, count: int) -> IntArray:
         """0, 1, ... count - 1."""
@@ -170,10 +194,8 @@ def _block_table(requests: Sequence[Request], group: int) -> IntArray:
 
 def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    count, inputs = (
-        len(batch.token_ids),
-        tuple(name for name in ("embeds", "token_type_ids") if getattr(batch.inputs, name) is not None),
-    )
+    named = ("embeds", "token_type_ids", "adapters")
+    count, inputs = len(batch.token_ids), tuple(name for name in named if getattr(batch.inputs, name) is not None)
     # the smallest: they are in order
     bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)
     starts = np.full(bucket.requests + 1, batch.query_start_loc[-1], np.int32)
@@ -197,13 +219,21 @@ def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
 
 
 def _pad_inputs(inputs: HostInputs, bucket: ShapeBucket) -> HostInputs:
-    if inputs.token_type_ids is not None:
-        inputs = inputs._replace(token_type_ids=_pad_array(inputs.token_type_ids, bucket.tokens))
-    if inputs.embeds is None or inputs.embed_indices is None:
+    inputs = _pad_token_inputs(inputs, bucket.tokens)
+    if inputs.embeds is None:
         return inputs
     embeds = np.zeros((bucket.tokens, bucket.width), np.float32)
     embeds[: len(inputs.embeds)] = inputs.embeds
-    return inputs._replace(embeds=embeds, embed_indices=_pad_array(inputs.embed_indices, bucket.tokens, -1))
+    return inputs._replace(embeds=embeds)
+
+
+def _pad_token_inputs(inputs: HostInputs, tokens: int) -> HostInputs:
+    """The inputs that have an entry for each token, with those of padded ones."""
+    given = {name: getattr(inputs, name) for name in TOKEN_INPUTS}
+    padded: dict[str, Any] = {
+        name: _pad_array(each, tokens, TOKEN_INPUTS[name]) for name, each in given.items() if each is not None
+    }
+    return inputs._replace(**padded) if padded else inputs
 
 
 class CaptureSizes:
@@ -217,7 +247,7 @@ class CaptureSizes:
         """The step in the next size; as it is where none holds it, or where it brings more than ids. Rows stay, and
         tables are as wide as they were."""
         tokens, requests, rows = len(batch.token_ids), len(batch.query_start_loc) - 1, len(batch.logits_indices)
-        if batch.inputs.embeds is not None or batch.inputs.token_type_ids is not None:
+        if batch.inputs.embeds is not None:
             return batch
         if tokens == requests and rows <= tokens:
             place = bisect_left(self._decodes, tokens)
@@ -247,6 +277,7 @@ def _pad_mixed(batch: HostBatch, tokens: int, requests: int) -> HostBatch:
         token_to_seq=_pad_array(batch.token_to_seq, tokens, requests - 1),
         query_start_loc=_pad_array(batch.query_start_loc, requests + 1, batch.query_start_loc[-1]),
         groups=tuple(groups),
+        inputs=_pad_token_inputs(batch.inputs, tokens),
     )
 
 
@@ -269,10 +300,11 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
         query_start_loc=at,
         logits_indices=rows,
         groups=tuple(groups),
+        inputs=_pad_token_inputs(batch.inputs, size),
     )
 
 
 def _pad_array(array: IntArray, size: int, value: int = 0) -> IntArray:
-    filled = np.full(size, value, np.int32)
-    filled[: len(array)] = array
+    filled = np.full((*array.shape[:-1], size), value, np.int32)
+    filled[..., : array.shape[-1]] = array
     return filled

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from quintet.engine.executor.mixers import kv_heads, planning_mixer
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.platform import DROPPED, Mixer, Platform, State
@@ -33,6 +34,8 @@ from quintet.interface.types import (
 from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize, replacements
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
+from quintet.layers.lora import LoRAPools, adaptable_modules
+from quintet.layers.lora_step import LoRASizes, LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.quantization import QuantizationPlan
@@ -66,6 +69,7 @@ class ModelSizes:
     tied_head: bool | None = None  # the head is the token embedding, by the files; None: as config.json has it
     expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
+    lora: LoRASizes | None = None  # room for adapters; None: the model takes none
 
 
 class MemoryRoom(NamedTuple):
@@ -137,6 +141,7 @@ class Worker:
             expert_placement=sizes.expert_placement,
             stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
+            lora=None if sizes.lora is None else LoRAStep(),
         )
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
         self._storing: StoreThread | None = None  # puts the weights into an automatic cache
@@ -152,11 +157,13 @@ class Worker:
         )
         finalize(self.model)
         self.stage = build.stage
+        modules = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
         here = self._keep(mixings) if self.rank_info.stages > 1 else mixings
+        self.lora = None if sizes.lora is None else LoRAPools(self.model, build, sizes.lora, modules)
         self.kv_cache_layout: KVCacheLayout = group_layers(mixings, here)
-        self.kv_heads = _kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
+        self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
         self._planners = [
-            _planning_mixer([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices
+            planning_mixer([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices
         ]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
@@ -205,11 +212,16 @@ class Worker:
 
     @property
     def weight_bytes(self) -> int:
-        return num_bytes(self.model, self.platform)
+        return num_bytes(self.model, self.platform) + self._pool_bytes
+
+    @property
+    def _pool_bytes(self) -> int:
+        return 0 if self.lora is None else self.lora.nbytes
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the model takes on this device."""
-        return self.platform.estimate(self.model, distinct_parameters(self.model), max_shape)
+        found = self.platform.estimate(self.model, distinct_parameters(self.model), max_shape)
+        return found._replace(weights=found.weights + self._pool_bytes)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -233,6 +245,8 @@ class Worker:
         """The weights, from the checkpoint as it is now."""
         self.finish_store()
         self._storing = load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
+        if self.lora is not None:
+            self.lora.place(self.platform)
         self._empty = False
 
     def finish_store(self) -> None:
@@ -365,17 +379,6 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
 
 
-def _planning_mixer(mixings: Sequence[LayerMixer]) -> Mixer:
-    """Returns the mixer that plans for a group: any of them, since all are of one class."""
-    kinds = {type(mixing.mixer) for mixing in mixings}
-    if len(kinds) > 1:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(
-            f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
-        )
-    return mixings[0].mixer
-
-
 def _failed_reload_step(state: State, batch: Batch) -> tuple[Outputs, State]:
     """Step of a worker after reload() failed and left its weights partly replaced."""
     raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
@@ -384,13 +387,3 @@ def _failed_reload_step(state: State, batch: Batch) -> tuple[Outputs, State]:
 def _asleep_step(state: State, batch: Batch) -> tuple[Outputs, State]:
     """The step of a worker that sleeps."""
     raise RuntimeError("a step was asked of a worker that is asleep")
-
-
-def _kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:
-    """KV heads of each of the first `count` tensors of the state; None where layers have none, or differ."""
-    owners: list[set[int | None]] = [set() for _ in range(count)]
-    for mixing in mixings:
-        for place in mixing.tensor_indices:
-            if place < count:
-                owners[place].add(mixing.kv_heads)
-    return tuple(each.pop() if len(each) == 1 else None for each in owners)

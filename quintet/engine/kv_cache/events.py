@@ -19,6 +19,7 @@ import msgspec
 
 from quintet.config import KVEventsConfig
 from quintet.engine.step_hook import StepHook
+from quintet.lora.request import LoRAReference
 
 if TYPE_CHECKING:  # a journal alone needs zmq, and not every machine that runs a model has it
     import zmq
@@ -89,15 +90,19 @@ class KVEventLog(StepHook):
         self._publisher, self._page_size, self._encode_arrays = publisher, page_size, layout == "array"
         self._events: list[Event] = []
 
-    def log_stored(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
-        """A page with its tokens; `parent` is the one before it. Pages that follow each other are one event."""
+    def log_stored(
+        self, digest: bytes, parent: bytes | None, token_ids: Sequence[int], lora: LoRAReference | None = None
+    ) -> None:
+        """A page with its tokens; `parent` is the one before it, `lora` the adapter that computed it. Pages that follow
+        each other are one event."""
         above, group, last = None if parent is None else external_hash(parent), group_index(digest), self._last
         if last is not None and (last.block_hashes[-1], last.group_idx) == (above, group):
             last.block_hashes.append(external_hash(digest))
             last.token_ids += token_ids
             return
         hashes, tokens = [external_hash(digest)], list(token_ids)
-        self._events.append(BlockStored(hashes, above, tokens, self._page_size, None, MEDIUM, None, group_idx=group))
+        number, name = (None, None) if lora is None else (lora.number, lora.name)
+        self._events.append(BlockStored(hashes, above, tokens, self._page_size, number, MEDIUM, name, group_idx=group))
 
     @property
     def _last(self) -> BlockStored | None:

@@ -285,7 +285,7 @@ def _can_read_cache(request: Request) -> bool:
 def log_stored(journal: KVEventLog, request: Request, digest: bytes, at: int, page_size: int) -> None:
     """Logs that the request's page number `at` can be found under this hash."""
     tokens = request.token_ids[at * page_size : (at + 1) * page_size]
-    journal.log_stored(digest, request.page_hashes[at - 1] if at else None, tokens)
+    journal.log_stored(digest, request.page_hashes[at - 1] if at else None, tokens, request.core_request.lora)
 
 
 def group_hash(digest: bytes, index: int) -> bytes:

@@ -15,8 +15,8 @@ from quintet.config.cache import LMCACHE
 from quintet.config.kv_transfer import SHARED_MEMORY
 from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.kv_cache.kv_scales import scales_of
 from quintet.engine.kv_cache.manager import KVCacheManager
-from quintet.engine.kv_scales import scales_of
 from quintet.engine.kv_transfer.async_store import AsyncStoreConnector
 from quintet.engine.kv_transfer.connector import KVConnector, NullConnector
 from quintet.engine.kv_transfer.lmcache.store import LMCacheStore, check_installed

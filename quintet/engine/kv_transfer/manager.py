@@ -49,6 +49,7 @@ class LoadState(enum.Enum):
     READY = 0  # it does not wait
     LOADING = 1  # for its pages, or its turn to load them: other requests go ahead of it
     NEEDS_PAGES = 2  # for room for them: no request goes ahead of it
+    NEEDS_SLOT = 3  # for a slot for its adapter: a bounded number of requests with others go ahead of it
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+MAX_LORA_NAMES = 64  # adapters that stats name: each set of names is a time series of its own
 STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens of a step, up to 16384; vLLM's
 
 
@@ -83,6 +84,14 @@ class ExpertStats:
 
 
 @dataclass(frozen=True)
+class LoRAStats:
+    """Names of adapters, sorted, MAX_LORA_NAMES of each at most."""
+
+    running_adapters: tuple[str, ...] = ()  # of requests that run
+    waiting_adapters: tuple[str, ...] = ()  # of requests that wait
+
+
+@dataclass(frozen=True)
 class Stats:
     """Stats of an engine, by the part that counts them."""
 
@@ -92,6 +101,7 @@ class Stats:
     kv_connector: KVConnectorStats = KVConnectorStats()
     page_transfer: PageTransferStats = PageTransferStats()
     experts: ExpertStats = ExpertStats()
+    lora: LoRAStats = LoRAStats()
     asleep: int = 0  # the level; 0: awake
     num_deferred: int = 0  # of those that wait, with grammars that may not be compiled yet
 
@@ -123,6 +133,8 @@ def _combined(name: str, column: Sequence[Any]) -> Any:
         return sum(column) / len(column)
     if name in ("asleep", "expert_balancedness"):
         return min(column)
+    if name in ("running_adapters", "waiting_adapters"):
+        return tuple(sorted({each for names in column for each in names})[:MAX_LORA_NAMES])
     if isinstance(column[0], tuple):
         return tuple(map(sum, zip_longest(*column, fillvalue=0)))
     return sum(column) if isinstance(column[0], int | float) else _total(column)

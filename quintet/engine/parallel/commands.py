@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quintet.engine.request import CoreRequest
+from quintet.lora.request import LoRAReference
 
 
 class AddCommand(msgspec.Struct, tag=True, array_like=True):
@@ -23,6 +24,18 @@ class CompileCommand(msgspec.Struct, tag=True, array_like=True):
     """Announces a request with this grammar, so that it is compiled."""
 
     grammar: str
+
+
+class LoadAdapterCommand(msgspec.Struct, tag=True, array_like=True):
+    """Announces a request with this adapter, so that it is read."""
+
+    reference: LoRAReference
+
+
+class ConfirmAdapterCommand(msgspec.Struct, tag=True, array_like=True):
+    """Asks each rank whether it could read an adapter."""
+
+    reference: LoRAReference
 
 
 class ResetPrefixCacheCommand(msgspec.Struct, tag=True, array_like=True):
@@ -45,8 +58,9 @@ class SaveShardedCommand(msgspec.Struct, tag=True, array_like=True):
     folder: str
 
 
-RequestCommand = AddCommand | AbortCommand | CompileCommand | ResetPrefixCacheCommand
-CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand  # each rank reports its result
+RequestCommand = AddCommand | AbortCommand | CompileCommand | LoadAdapterCommand | ResetPrefixCacheCommand
+# each rank reports its result
+CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdapterCommand
 
 
 class CommandBatch(msgspec.Struct, array_like=True):

@@ -12,7 +12,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.distributed.rendezvous import listen_on
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import Leader
+from quintet.engine.parallel.leader import Leader, confirm_adapter
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.interface.types import RankInfo
@@ -120,11 +120,14 @@ class MirroredLeader(Leader):
     _name = "a rank"
 
     def add(self, admitted: CoreRequest) -> None:
-        """Adds a request; all ranks wait for its grammar: it must be there on every rank."""
+        """Adds a request; all ranks wait for its grammar and its adapter, which must be there on each."""
         item = inbox.make_add(replace(admitted, arrival=0.0))  # clocks differ
+        if admitted.lora is not None and self.lora is not None:
+            if why := confirm_adapter(self, admitted.lora, self._channel):
+                raise ValueError(f"the adapter {admitted.lora.name!r} cannot be served: {why}")
         Engine.add(self, admitted)
         self._items.append(item)
-        self.wait_for_grammars()
+        self.wait_for_needs()
 
     def _end_late_requests(self) -> None:
         """Ends none: clocks differ, and every rank must do the same."""

@@ -12,7 +12,7 @@ from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import run_on_all_ranks
+from quintet.engine.parallel.leader import confirm_adapter, run_on_all_ranks
 from quintet.engine.parallel.multiproc import CLOSED
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
@@ -98,7 +98,9 @@ class Follower:
             for item in box.items:
                 self._do(item)
             self._trace(box.traced)
-            if box.collective is None:
+            if isinstance(box.collective, inbox.ConfirmAdapterCommand):
+                confirm_adapter(self._engine, box.collective.reference, self._channel)
+            elif box.collective is None:
                 self._engine.compute()
                 self._engine.take_deltas()
             else:
@@ -107,11 +109,14 @@ class Follower:
     def _do(self, item: inbox.RequestCommand) -> None:
         if isinstance(item, inbox.AddCommand):
             self._engine.add(item.core_request)
-            self._engine.wait_for_grammars()
+            self._engine.wait_for_needs()
         elif isinstance(item, inbox.AbortCommand):
             self._engine.abort(item.request_ids)
         elif isinstance(item, inbox.CompileCommand):
             self._grammars.matcher(item.grammar)  # begins
+        elif isinstance(item, inbox.LoadAdapterCommand):
+            assert self._engine.lora is not None, "rank 0 has the same settings"
+            self._engine.lora.load(item.reference)  # begins
         else:
             self._engine.reset_prefix_cache()
 
@@ -142,7 +147,7 @@ def run_collective(
         engine.wake_up()
     elif isinstance(order, inbox.SaveShardedCommand):
         save_shards(prepared, Path(order.folder))
-    else:
+    elif isinstance(order, inbox.ReloadCommand):
         folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
         engine.reload_weights(folder)
     return 0

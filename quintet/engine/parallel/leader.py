@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 from quintet.common.interrupts import DeferredSigint
 from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.needs import Need, refusal, wait_for_any
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import ASIDE, Channel, DeviceLost
+from quintet.lora.request import LoRAReference
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import Matcher, wait_for_any
 
 T = TypeVar("T")
 
@@ -29,8 +30,9 @@ class Leader(Engine):
     def __init__(self, parts: EngineParts, channel: Channel) -> None:
         super().__init__(parts)
         self._channel, self._items, self._number = channel, list[Any](), 0
-        # requests with grammars that this rank still compiles, as the others do: not sent to the others yet
-        self._held: dict[str, tuple[CoreRequest, Matcher]] = {}
+        # requests with grammars and adapters that this rank still makes, as the others do: not sent to the others yet
+        self._held: dict[str, tuple[CoreRequest, list[Need]]] = {}
+        self._confirmed: set[bytes] = set()  # digests of adapters that all ranks have read
 
     def __len__(self) -> int:
         return super().__len__() + len(self._held)
@@ -41,34 +43,53 @@ class Leader(Engine):
         return super().busy or bool(self._held or self._channel.aborted)
 
     def add(self, admitted: CoreRequest) -> None:
-        """Adds a request; one with a grammar enters when that is compiled: it must be there on every rank."""
+        """Adds a request; it enters when its grammar and its adapter are there, as they must be on every rank."""
         inbox.make_add(admitted)  # or why it cannot be
         if admitted.request_id in self._held:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
-        matcher = self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
-        if matcher is None or matcher.ready or admitted.request_id in self._answers.requests:
+        found: tuple[Need | None, ...] = (self._matcher(admitted), self._adapter(admitted))
+        needs = [need for need in found if need is not None]
+        ready = all(need.ready for need in needs) and self._is_confirmed(admitted)
+        if ready or admitted.request_id in self._answers.requests:
             return self._enter(admitted)
         self.check_awake()
-        self._items.append(inbox.CompileCommand(admitted.grammar))
-        self._held[admitted.request_id] = admitted, matcher
+        if admitted.grammar:
+            self._items.append(inbox.CompileCommand(admitted.grammar))
+        if admitted.lora is not None:
+            self._items.append(inbox.LoadAdapterCommand(admitted.lora))
+        self._held[admitted.request_id] = admitted, needs
 
     def _enter(self, admitted: CoreRequest) -> None:
         super().add(admitted)
         self._items.append(inbox.make_add(admitted))
 
-    def _add_compiled(self) -> None:
-        """Enters requests with compiled grammars; where there is nothing else to do, waits a moment for one."""
-        if len(self._held) == len(self):
-            wait_for_any(matcher for _, matcher in self._held.values())
-        for request_id, (admitted, matcher) in list(self._held.items()):
-            why = matcher.refused()
-            if why or matcher.ready:
+    def _add_ready(self) -> None:
+        """Enters requests that have what they need; where there is nothing else to do, waits a moment for one."""
+        unready = [[need for need in needs if not need.ready] for _, needs in self._held.values()]
+        if len(self._held) == len(self) and all(unready):
+            wait_for_any(need for needs in unready for need in needs)
+        for request_id, (admitted, needs) in list(self._held.items()):
+            why, ready = refusal(needs), all(need.ready for need in needs)
+            if ready and not self._is_confirmed(admitted):
+                why = self._confirm(admitted)
+            if why or ready:
                 del self._held[request_id]
             if why:
-                error = f"structured_outputs cannot be served: {why}"
-                self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=error))
-            elif matcher.ready:
+                self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=why))
+            elif ready:
                 self._enter(admitted)
+
+    def _is_confirmed(self, admitted: CoreRequest) -> bool:
+        return admitted.lora is None or admitted.lora.digest in self._confirmed
+
+    def _confirm(self, admitted: CoreRequest) -> str:
+        """Asks all ranks for a request's adapter -> why it cannot be served; empty if all have it."""
+        assert admitted.lora is not None
+        self._tell(inbox.ConfirmAdapterCommand(admitted.lora))
+        if why := confirm_adapter(self, admitted.lora, self._channel):
+            return f"the adapter {admitted.lora.name!r} cannot be served: {why}"
+        self._confirmed.add(admitted.lora.digest)
+        return ""
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(request_ids))
@@ -96,7 +117,7 @@ class Leader(Engine):
     def compute(self) -> None:
         with DeferredSigint():
             if self._held:
-                self._add_compiled()
+                self._add_ready()
             self._end_late_requests()
             self._tell(None)
             try:
@@ -131,6 +152,13 @@ class Leader(Engine):
         traced = self.profiler.spans.events is not None
         items, self._items = self._items, []
         self._channel.broadcast(inbox.encode(self._number, items, traced, joint))
+
+
+def confirm_adapter(engine: Engine, reference: LoRAReference, channel: Channel) -> str:
+    """Waits for an adapter on this rank, and tells the others how that ended -> why one of them has not got it."""
+    assert engine.lora is not None, "all ranks have the same settings"
+    notes = channel.exchange(engine.lora.load(reference).wait().encode()[:MAX_ERROR_BYTES])
+    return next((f"rank {rank}: {note.decode(errors='ignore')}" for rank, note in enumerate(notes) if note), "")
 
 
 def run_on_all_ranks(channel: Channel, work: Callable[[], T]) -> T:

@@ -123,12 +123,13 @@ class PoolingBounds:
             params=self.sampling_params,
             random_key=(0, 0),
             max_tokens=1,
-            salt=(prompt.cache_salt or "").encode(),
+            salt=prompt.salt,
             priority=priority,
             returns_prompt_logprobs=False,
             pooling=params,
             pooled_rows=_POOLED_ROWS.get(kind, EACH_TOKEN),
             token_types=prompt.types,
+            lora=prompt.lora,
         )
 
     def _cut(self, prompt: Prompt, keep: int | None) -> Prompt:

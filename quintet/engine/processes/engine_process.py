@@ -21,11 +21,14 @@ from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.parallel.commands import ResetPrefixCacheCommand
 from quintet.engine.parallel.follower import grammars_of, run_collective
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
+from quintet.engine.processes.served_adapters import ServedAdapters, Waker
 from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.hub.adapters import resolve_adapter
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.outputs import TokenDelta
@@ -53,6 +56,9 @@ def main() -> int:
         serves, grammars = served(prepared), grammars_of(prepared)
         engine = launch(prepared, progress=orders.progress, grammars=grammars)
         shutdown.ranks = prepared.ranks
+        sockets = Sockets(context, folder, orders.number, pulse.workers)
+        adapters = _served_adapters(prepared, engine, sockets)
+        adapters.load_at_start(orders.lora_modules)
     except tuple(wire.FIXABLE.values()) as error:
         wire.Failure.of(error).leave(folder, orders.number)
         return REFUSED
@@ -60,7 +66,7 @@ def main() -> int:
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     release_free_memory()
     try:
-        core = Core(context, folder, engine, prepared, serves, pulse)
+        core = Core(sockets, engine, prepared, serves, pulse, adapters)
         if orders.warm_grammars and warms_grammars(prepared.capabilities):
             core.then = grammars.warm
         core.run()
@@ -141,7 +147,34 @@ def served(prepared: EnginePlan) -> ModelInfo:
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
+        max_loras=config.max_loras if config.enable_lora else 0,
     )
+
+
+class Sockets:
+    """The engine's inbox, and an outbox for each API process."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, engine: int, workers: range) -> None:
+        self._context, self._address = context, wire.engine_address(folder, engine)
+        self.inbox = context.socket(zmq.PULL)
+        self.inbox.rcvhwm = 0
+        self.inbox.bind(self._address)
+        self.outboxes = [wire.push(context, wire.worker_address(folder, worker)) for worker in workers]
+
+    def send(self, worker: int, message: wire.FromEngine) -> None:
+        """Sends to that API process."""
+        self.outboxes[worker].send(wire.encode(message))
+
+    def connect_to_inbox(self) -> "zmq.Socket[bytes]":
+        """Returns a socket that sends to the inbox, for one thread."""
+        return wire.push(self._context, self._address)
+
+
+def _served_adapters(prepared: EnginePlan, engine: Engine, sockets: Sockets) -> ServedAdapters:
+    config, references = prepared.config, None
+    if engine.lora is not None:
+        references = LoRAReferences(config, lambda path: resolve_adapter(path, config), engine.lora)
+    return ServedAdapters(references, sockets.send, Waker(sockets.connect_to_inbox))
 
 
 def _labels(prepared: EnginePlan) -> list[str]:
@@ -157,19 +190,17 @@ class Core:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        folder: Path,
+        sockets: Sockets,
         engine: Engine,
         prepared: EnginePlan,
         serves: ModelInfo,
         pulse: "Pulse",
+        adapters: ServedAdapters,
     ) -> None:
         self._engine, self._prepared, self._served = engine, prepared, serves
         self._pulse, self._number = pulse, pulse.number
-        self._inbox = context.socket(zmq.PULL)
-        self._inbox.rcvhwm = 0
-        self._inbox.bind(wire.engine_address(folder, self._number))
-        self._outboxes = [wire.push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
+        self._sockets, self._inbox, self._outboxes = sockets, sockets.inbox, sockets.outboxes
+        self._adapters = adapters
         self._owners: dict[str, int] = {}  # engine request -> API process
         self._met: set[int] = set()  # API processes that know what is served
         # Done in a thread when all of them do. A vocabulary of 150k tokens takes 1.5 s that hold Python's lock: while
@@ -210,15 +241,21 @@ class Core:
             self._end(message.request_ids)
         elif isinstance(message, wire.Join):
             self._leave(message.worker)  # what one that died had sent may have come after its Leave
-            self._outboxes[message.worker].send(
-                wire.encode(wire.Hello(self._served, self._pulse.message(), self._number))
-            )
+            hello = wire.Hello(self._served, self._pulse.message(), self._number, self._adapters.table)
+            self._sockets.send(message.worker, hello)
+            self._adapters.join(message.worker)
             self._meet(message.worker)
         elif isinstance(message, wire.Leave):
             self._leave(message.worker)
+        elif isinstance(message, wire.HasAdapters):
+            self._adapters.confirm(message)
+        elif isinstance(message, wire.AdapterRead):
+            self._adapters.finish()
+        elif isinstance(message.work, wire.LoadLoRA | wire.UnloadLoRA):
+            self._adapters.take(message)
         else:
             answer = msgspec.structs.replace(self._do(message), engine=self._number)
-            self._outboxes[message.worker].send(wire.encode(answer))
+            self._sockets.send(message.worker, answer)
 
     def _meet(self, worker: int) -> None:
         self._met.add(worker)
@@ -232,6 +269,7 @@ class Core:
         try:
             if isinstance(order.work, wire.StartProfile | wire.StopProfile):
                 return self._trace(order)
+            assert not isinstance(order.work, wire.LoadLoRA | wire.UnloadLoRA)
             freed = run_collective(self._engine, self._prepared, order.work)
         except tuple(wire.FIXABLE.values()) as error:
             logger.warning("refused: %s", error)
@@ -265,11 +303,12 @@ class Core:
                 self._engine.add(admitted)
             except ValueError as error:
                 refused = TokenDelta(admitted.request_id, [], finish_reason="error", error=str(error))
-                self._outboxes[message.worker].send(wire.encode(wire.Deltas([refused], self._number)))
+                self._sockets.send(message.worker, wire.Deltas([refused], self._number))
             else:
                 self._owners[admitted.request_id] = message.worker
 
     def _leave(self, worker: int) -> None:
+        self._adapters.leave(worker)
         self._end([each for each, owner in self._owners.items() if owner == worker])
 
     def _end(self, request_ids: list[str]) -> None:
@@ -285,7 +324,7 @@ class Core:
             for delta in deltas:
                 shares.setdefault(self._owners[delta.request_id], []).append(delta)
         for worker, share in shares.items():
-            self._outboxes[worker].send(wire.encode(wire.Deltas(share, self._number)))
+            self._sockets.send(worker, wire.Deltas(share, self._number))
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._owners.pop(delta.request_id, None)

@@ -18,6 +18,7 @@ from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel.commands import ReloadCommand, ResetPrefixCacheCommand, SleepCommand, WakeUpCommand
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
+from quintet.lora.request import LoRAReference
 from quintet.outputs import TokenDelta
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ BEAT = 0.5  # seconds between two signs of life of the engine
 FIXABLE: dict[str, type[Exception]] = {
     each.__name__: each for each in (NotImplementedError, MemoryError, ValueError, OSError)
 }  # errors that the user can fix, by name
+ADAPTER_TAKEN, ADAPTER_UNKNOWN = "taken", "unknown"  # kinds of a refused LoadLoRA, or UnloadLoRA: of its name, its path
 _LONGEST = 500  # characters of an error that callers of a server read
 
 
@@ -41,6 +43,7 @@ class EngineOrders(msgspec.Struct):
     threads: int = 0  # for torch; 0: as many as it takes by itself
     stats_each_step: bool = False  # whether statistics are sent with the deltas of each step, too
     warm_grammars: bool = False  # whether the vocabulary is prepared for grammars once all clients have joined
+    lora_modules: list["LoadLoRA"] = []  # adapters that are served from the start
 
 
 class Failure(msgspec.Struct):
@@ -94,6 +97,7 @@ class Asked(msgspec.Struct, array_like=True):
     thought: int
     types: bytes = b""
     scored: bool = True  # of the first completion
+    lora: LoRAReference | None = None
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -118,7 +122,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             Asked(
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
                 [(one.request_id, one.random_key) for one in each], each[0].open_reasoning_tokens, each[0].token_types,
-                each[0].returns_prompt_logprobs,
+                each[0].returns_prompt_logprobs, each[0].lora,
             )
             for each in admitted
         ]  # fmt: skip
@@ -143,7 +147,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             CoreRequest(
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, each.scored and index == 0, each.embeds, self.grammar,
-                self.marks, each.thought, self.pooling, self.rows, each.types,
+                self.marks, each.thought, self.pooling, self.rows, each.types, each.lora,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)
@@ -171,7 +175,23 @@ class StopProfile(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-Work = ResetPrefixCacheCommand | SleepCommand | WakeUpCommand | ReloadCommand | StartProfile | StopProfile
+class LoadLoRA(msgspec.Struct, tag=True, array_like=True):
+    """Serve an adapter under a name. Engine 0 has the names; the others read an adapter when a request has it."""
+
+    name: str
+    path: str  # a folder, or a hub id
+    base_model_name: str | None = None
+    load_inplace: bool = False  # the name may be there: its next requests get these files
+
+
+class UnloadLoRA(msgspec.Struct, tag=True, array_like=True):
+    """Serve it no more; requests that have it go on."""
+
+    name: str
+
+
+EngineWork = ResetPrefixCacheCommand | SleepCommand | WakeUpCommand | ReloadCommand | StartProfile | StopProfile
+Work = EngineWork | LoadLoRA | UnloadLoRA
 
 
 class Order(msgspec.Struct, tag=True, array_like=True):
@@ -182,10 +202,38 @@ class Order(msgspec.Struct, tag=True, array_like=True):
     work: Work
 
 
-ToEngine = Join | Submit | Abort | Leave | Order
+class HasAdapters(msgspec.Struct, tag=True, array_like=True):
+    """That process knows the adapters of this version."""
+
+    worker: int
+    version: int
+
+
+class AdapterRead(msgspec.Struct, tag=True, array_like=True):
+    """From a thread of the engine's own process: an adapter was read, or was not."""
+
+
+ToEngine = Join | Submit | Abort | Leave | Order | HasAdapters | AdapterRead
 
 
 # From an engine, which says its number.
+
+
+class ServedLoRA(msgspec.Struct, array_like=True, frozen=True):
+    """An adapter that requests may name as their model."""
+
+    reference: LoRAReference  # its name is that of requests
+    path: str  # as it was given
+    base_model_name: str | None
+    created: int  # Unix time in seconds
+
+
+class Adapters(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """All adapters that are served; engine 0 sends them when they change, and each client answers HasAdapters."""
+
+    version: int = 0
+    served: tuple[ServedLoRA, ...] = ()
+    engine: int = 0
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True):
@@ -194,6 +242,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
     served: ModelInfo
     pulse: "Pulse"
     engine: int = 0
+    adapters: Adapters = Adapters()
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True):
@@ -217,13 +266,13 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
 
     number: int
     refused: str = ""
-    kind: str = ""  # of FIXABLE, if it is refused
+    kind: str = ""  # of FIXABLE, if it is refused, or ADAPTER_TAKEN, ADAPTER_UNKNOWN
     freed: int = 0  # bytes, of Sleep
     trace: tuple[str, int, str] = ("", 0, "")  # of StopProfile: the file's name, steps, why it ended
     engine: int = 0
 
 
-FromEngine = Hello | Deltas | Pulse | Answer
+FromEngine = Hello | Deltas | Pulse | Answer | Adapters
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -114,6 +114,8 @@ class HFLMHead(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         running = self._running
+        if running.step.lora is not None:
+            running.step.lora.select_output_rows(self.ops.take_rows)
         running.hidden = self.ops.take_rows(x.reshape(-1, x.shape[-1]), running.step.batch.logits_indices)
         logits: Tensor = self.product(running.hidden)
         return logits[None]

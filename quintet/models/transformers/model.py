@@ -35,6 +35,7 @@ class TransformersForCausalLM(ModelBase):
             raise Unsupported(config, "outputs of single layers are not given")
         theirs = constructed(config, build.dtype, build.max_model_len, build.ties_head(config))
         trace, self._names = traced(theirs, build.max_model_len), WeightNames(theirs)
+        self._lora = build.lora
         self._running, self._wanted, self._ops = Running(), build.requested_outputs, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
@@ -57,7 +58,7 @@ class TransformersForCausalLM(ModelBase):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step, as of other families."""
-        cache, running = StepState(state, batch), self._running
+        cache, running = StepState(state, batch, self._lora), self._running
         running.begin(cache)
         try:
             ids, positions = batch.token_ids.long()[None], batch.positions.long()[None]

@@ -101,7 +101,7 @@ class Replay:
     def _is_worth_recording(self, size: StepSize, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
-        rest = batch.inputs._replace(token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
+        rest = batch.inputs._replace(adapters=None, token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
         if tokens > MAX_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
             return False
         times = self._seen.get(size, 0)

@@ -42,8 +42,8 @@ from quintet.interface.types import (
     StateSpec,
 )
 from quintet.interface.weights import Weight
-from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes
+from quintet.ops.states import mixer
 from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import numa_binding as seats
 from quintet.platforms.cpu import providers
@@ -145,6 +145,7 @@ class CPU(Platform):
             weight_formats=frozenset(
                 [*SCHEMES, *(BESIDE if _can_pack() else ("grouped",)), *["embedding"] * _can_look_up_packed()]
             ),
+            lora=True,
             sleep=True,
             batch_invariant=True,
             processes=True,
@@ -206,7 +207,7 @@ class CPU(Platform):
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
         placed = self._plain(weight, parts) if weight.format.plain else self._quantized(weight, parts)
-        return placed if into is None else copied_into(placed, into)
+        return placed if into is None else copied_into(placed, into, weight.rows)
 
     def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.use.endswith("experts") and native_moe.can_pack(weight):

@@ -9,6 +9,7 @@ from quintet.platforms.cpu.ops import (  # noqa: F401
     float8,
     heads,
     linear,
+    lora,
     moe,
     norm,
     quantized,
@@ -20,7 +21,6 @@ from quintet.platforms.cpu.ops import (  # noqa: F401
     streams,
     torch_attention,
     torch_ops,
-    ungated_moe,
 )
 
 PRIORITY: Mapping[str, Sequence[str]] = {
@@ -37,6 +37,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
+    "add_lora": ("native",),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

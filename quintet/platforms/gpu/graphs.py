@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import State
-from quintet.interface.types import Batch, Group, Outputs, ShapeBucket, leaves
+from quintet.interface.types import TOKEN_INPUTS, Batch, Group, Inputs, Outputs, ShapeBucket, leaves
 from quintet.platforms.gpu.capture_sizes import table_width
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.products import LogitsRedirect
@@ -94,6 +94,8 @@ class GraphBuffers:
         field = Batch._fields[at[0]]
         if field == "groups":
             field = Group._fields[at[2]]
+        if field == "inputs" and Inputs._fields[at[1]] in TOKEN_INPUTS and x.dim() == 1:  # tokens are its only axis
+            return self._tokens
         longest = {
             "query_start_loc": self._requests + 1,
             "block_table": self._requests,

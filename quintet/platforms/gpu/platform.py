@@ -28,8 +28,8 @@ from quintet.interface.types import AttentionSpec, Estimate, MaxShape, RankInfo,
 from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
-from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, concat_outputs, quantize
+from quintet.ops.states import mixer
 from quintet.platforms.gpu import custom_all_reduce, invariant, processes, profiling, providers, weight_layout
 from quintet.platforms.gpu.attention import GraphAttention, GraphStates, PlannerRegistry
 from quintet.platforms.gpu.capture_sizes import (
@@ -107,6 +107,7 @@ class GPU(Platform):
             fp8=found.fp8,
             weight_formats=frozenset({*KINDS, "mins", "order", "grouped"}),
             overlap=True,
+            lora=True,
             sleep=True,
             batch_invariant_mode=True,
             compiles_late=True,
@@ -176,8 +177,7 @@ class GPU(Platform):
 
     def _queue(self) -> int:
         """The thread's current stream, as libraries know it."""
-        stream: int = self._runtime.current().cuda_stream
-        return stream
+        return int(self._runtime.current().cuda_stream)
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         with self._lock:
@@ -263,7 +263,7 @@ class GPU(Platform):
         else:
             placed = {weight.name: device.upload(weight.local(parts), weight.dtype)}
         if into is not None:
-            return copied_into(placed, into)
+            return copied_into(placed, into, weight.rows)
         device.tagged_memory.track("weights", placed.values())
         return placed
 
@@ -276,8 +276,7 @@ class GPU(Platform):
             put = self._shared.setdefault(source, {})
         if key not in put:
             put[key] = device.upload(weight.local(tensors), weight.dtype)
-        found: Tensor = put[key]
-        return found
+        return cast(Tensor, put[key])
 
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the provider, or for the specification."""
@@ -369,7 +368,8 @@ class GPU(Platform):
             return 0
         late = sizes_captured_late(self._config, buckets)
         ahead = sum(each.tokens not in late for each in buckets) if self._config.capture_ahead else 0  # none is dropped
-        count = ahead + min(len(buckets) - ahead, MAX_GRAPHS)
+        times = 1 + self._config.enable_lora  # with adapters and without
+        count = times * ahead + min(times * (len(buckets) - ahead), MAX_GRAPHS)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*buckets, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to

@@ -12,7 +12,7 @@ from quintet.ops.registry import Op, ProviderChoice, of_kind
 
 MODULES = (  # of `ops`
     *("attention", "expert_placement", "logits_edits", "elementwise", "moe", "norm", "quantized", "rotary", "sampling"),
-    *("states", "torch_attention", "batch_invariant", "torch_linear"),
+    *("lora", "states", "torch_attention", "batch_invariant", "torch_linear"),
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
@@ -28,7 +28,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("triton",)),
     "experts": ("vendor", "triton"),
     **dict.fromkeys(("biased_experts", "local_experts", "count_experts"), ("triton",)),
-    **dict.fromkeys(("delta_rule", "selective_scan", "short_conv", "state_space"), ("triton",)),
+    **dict.fromkeys(("delta_rule", "selective_scan", "short_conv", "state_space", "add_lora"), ("triton",)),
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
     **dict.fromkeys(("linear:fp8a8", "linear:w8a8"), ("vendor", "triton")),
 }
@@ -44,7 +44,7 @@ INVARIANT: Mapping[str, Sequence[str]] = {
 BATCH_VARIANT = frozenset({"biased_experts", "quantized_experts"})
 BATCH_VARIANT_IN_TORCH = frozenset(
     {"ungated_experts", "gated_norm", "rms_norm", "add_rms_norm", "as_large", "keep_above", "wkv7", "wkv7_out"}
-)
+) | {"add_lora"}
 
 # (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
 HOST_SYNCS: Mapping[tuple[str, str], str] = {

@@ -21,8 +21,8 @@ from quintet.interface.platform import (
 )
 from quintet.interface.types import AttentionSpec, Batch, Layout, Memory, Outputs, RankInfo, ShapeBucket, StateSpec
 from quintet.interface.weights import Weight
-from quintet.ops.mixers import mixer
 from quintet.ops.sampling import greedy
+from quintet.ops.states import mixer
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
 

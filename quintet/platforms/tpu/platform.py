@@ -46,6 +46,7 @@ class TPU(Platform):
             *("attention", "take_rows", "place_rows", "beside", "by_heads"),
             *(
                 "linear",
+                "add_lora",
                 "embedding",
                 "rotary",
                 "pair_rotary",
@@ -77,6 +78,7 @@ class TPU(Platform):
             ops_only=True,
             spmd=True,
             overlap=True,
+            lora=True,
             multi_host=True,
             auto_select=found.chips > 0,
             detail=found.detail,
@@ -170,14 +172,17 @@ class TPU(Platform):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        from quintet.platforms.tpu.torchax_bridge import put, torch_view
+        from quintet.platforms.tpu.torchax_bridge import put, put_rows, torch_view
 
         placed = self._placer(weight, parts)
         if into is None:
             made: dict[str, Tensor] = torch_view(placed)
             return made
         for name, array in placed.items():
-            put(into[name], array)
+            if weight.rows is None:
+                put(into[name], array)
+            else:
+                put_rows(into[name], array, *weight.rows)
         self._weights.replaced = True
         return {name: into[name] for name in placed}
 

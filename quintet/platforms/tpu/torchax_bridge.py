@@ -91,6 +91,22 @@ def put(x: torch.Tensor, array: jax.Array) -> None:
     held._elem = array
 
 
+def put_rows(x: torch.Tensor, array: jax.Array, first: int, count: int) -> None:
+    """Makes a tensor of the bridge show other numbers in `count` rows of its first axis. The array that it showed is
+    left as it was, since a step that runs may read it."""
+    held: Any = x
+    whole = held._elem
+    assert (count, *whole.shape[1:]) == array.shape and whole.dtype == array.dtype, "the rows were placed otherwise"
+    assert 0 <= first <= len(whole) - count, "the rows lie in the tensor"
+    held._elem = _with_rows(whole, array, first)
+
+
+@jax.jit
+def _with_rows(whole: jax.Array, rows: jax.Array, first: int) -> jax.Array:
+    """One program for each shape, whichever rows are written."""
+    return jax.lax.dynamic_update_slice_in_dim(whole, rows, first, 0)
+
+
 def jax_view(tree: Any) -> Any:
     """Tensors of the bridge anywhere in tuples, lists and dicts -> JAX arrays; host tensors become NumPy arrays."""
     return jax.tree.map(_jax_view, tree)

@@ -87,6 +87,12 @@ class ModelSpec:
     memory: int | float | None = None  # None: as estimated
     cache_is_sized: bool = False  # its settings say how large the KV cache is
 
+    def served_name(self, name: str) -> str | None:
+        """Returns the name that the engine knows for one of a request: its model's, or an adapter's; None: neither."""
+        if name == self.name or name in self.aliases:
+            return self.name
+        return next((each.name for each in self.server.lora_modules if each.name == name), None)
+
     def idle_seconds(self, default: float) -> float:
         """Returns keep_alive. A pinned model without its own stays loaded."""
         if self.keep_alive is not None:

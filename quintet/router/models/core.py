@@ -24,6 +24,7 @@ from quintet.router.request_info import RequestInfo
 from quintet.router.response_stream import ResponseStream
 from quintet.server.http.admin.protocol import ModelCard
 from quintet.server.http.errors import ApiError
+from quintet.server.lora_modules import LoRAModule
 
 _GONE_SECONDS = 10.0  # seconds until the end of an engine that cannot be reached is seen
 _LATEST = ":latest"  # Ollama's clients add it to a name
@@ -78,13 +79,13 @@ class ModelsCore(RouterCore):
         self._folder.remove()
 
     def find(self, name: str | None) -> ManagedModel:
-        """Returns the model of this name or alias; the first one if there is no name. ApiError 404 lists all."""
+        """Returns the model of this name, alias or adapter; without a name the first one. ApiError 404 lists all."""
         models = self.manager.models
         if name is None:
             return models[0]
         for wanted in (name, name.removesuffix(_LATEST)):
             for model in models:
-                if wanted == model.name or wanted in model.spec.aliases:
+                if model.spec.served_name(wanted) is not None:
                     return model
         for model in models:
             if any(fnmatch.fnmatchcase(name, alias) for alias in model.spec.aliases):
@@ -100,8 +101,8 @@ class ModelsCore(RouterCore):
         if stored is not None:
             return await self._answer_stored(ask, pipe, stored)
         model = self.find(ask.fields.model)
-        if ask.fields.model not in (None, model.name):
-            ask.body = _with_model(ask.body, model.name)
+        if ask.fields.model is not None and (name := _engine_name(model, ask.fields.model)) != ask.fields.model:
+            ask.body = _with_model(ask.body, name)
         if not await self._forward(ask, pipe, model):  # its engine had ended: another one is started
             await self._forward(ask, pipe, model, again=True)
 
@@ -148,13 +149,18 @@ class ModelsCore(RouterCore):
         )  # fmt: skip
 
     def model_list(self, anthropic: bool) -> dict[str, Any]:
-        entries = {each.name: _card(each) for each in self.statuses()}
+        entries: dict[str, dict[str, Any]] = {}
+        for model in self.manager.models:
+            entries[model.name] = card = _card(self._status(model))
+            entries |= {each.name: _adapter_card(card, each) for each in model.spec.server.lora_modules}
         return models_for_anthropic(entries) if anthropic else {"object": "list", "data": list(entries.values())}
 
     def model(self, name: str, anthropic: bool) -> dict[str, Any]:
         model = self.find(name)
-        entry = _card(self._status(model))
-        return model_for_anthropic(model.name, entry) if anthropic else entry
+        entry, served = _card(self._status(model)), _engine_name(model, name)
+        if adapter := next((each for each in model.spec.server.lora_modules if each.name == served), None):
+            entry = _adapter_card(entry, adapter)
+        return model_for_anthropic(served, entry) if anthropic else entry
 
     async def metrics(self) -> bytes:
         models = self.manager.models
@@ -200,6 +206,18 @@ def _card(status: ModelStatus) -> dict[str, Any]:
     if status.failure:
         value.update(failed=True, reason=status.failure)
     return {**msgspec.to_builtins(card), "aliases": list(status.aliases), "status": value}
+
+
+def _adapter_card(card: dict[str, Any], adapter: LoRAModule) -> dict[str, Any]:
+    """Returns the entry of an adapter (LoRA) of a model."""
+    parent = adapter.base_model_name or card["id"]
+    return {**card, "id": adapter.name, "root": adapter.path, "parent": parent, "aliases": []}
+
+
+def _engine_name(model: ManagedModel, name: str) -> str:
+    """Returns the name that the engine knows for one of a request."""
+    found = (model.spec.served_name(each) for each in (name, name.removesuffix(_LATEST)))
+    return next((each for each in found if each is not None), model.name)
 
 
 def _shown(state: ModelState) -> str:

@@ -10,7 +10,7 @@ from quintet.common.value_parsers import boolean, list_of, optional, text
 from quintet.config import EngineConfig, read_environment, setting_fields
 from quintet.router.config import SERVER_FIELDS
 from quintet.router.models.config import ModelSpec, keep_alive, memory_size
-from quintet.server.config import ServerConfig
+from quintet.server.config import ServerConfig, check_adapters
 from quintet.server.config_file import settings_by_field
 
 MAX_MODELS = 256
@@ -26,6 +26,7 @@ REFUSED = ("headless", "root_path", "served_model_name")  # flags of `quintet se
 _SHARED = SERVER_FIELDS.union(REFUSED, ("playground",))  # of the server that all models share
 # of these, what each engine has as well
 _BOTH = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes", "max_queued_bytes"}
+_RUNTIME = ("allow_runtime_lora", "lora_cache_dir", "lora_hub_repos")  # an engine's own routes are not reached
 _SIZES = ("kv_cache_memory_bytes", "num_pages")
 
 
@@ -168,11 +169,16 @@ def _checked(
     for parser in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
         if server.get(parser) is None:
             server[parser] = getattr(config.structured_outputs_config, parser)
+    if given_names := [name for name in _RUNTIME if server.get(name)]:
+        raise ValueError(f"{given_names[0]}: adapters of --models are those of lora_modules; leave it out, or serve "
+                         "the model by itself")  # fmt: skip
     sized = any(getattr(config, each, None) is not None for each in _SIZES)
     own.pop("name", None)
     if "gpu_memory_utilization" in given:
         own.setdefault("memory", config.gpu_memory_utilization)
-    return ModelSpec(name, config, ServerConfig(**server, served_model_name=(name,)), cache_is_sized=sized, **own)
+    served = ServerConfig(**server, served_model_name=(name,))
+    check_adapters(served, config.enable_lora, (name,))
+    return ModelSpec(name, config, served, cache_is_sized=sized, **own)
 
 
 def _field(key: str) -> str:
@@ -185,7 +191,7 @@ def _check_names(specs: list[ModelSpec], path: str) -> None:
         if len(spec.name) > _MAX_NAME or not _NAME.fullmatch(spec.name):
             raise ValueError(f"{path}: the name {spec.name[:_MAX_NAME]!r} must be 1 to {_MAX_NAME} characters without "
                              "spaces, * and ?; give another")  # fmt: skip
-        for name in (spec.name, *spec.aliases):
+        for name in (spec.name, *spec.aliases, *(each.name for each in spec.server.lora_modules)):
             if name in taken:
                 raise ValueError(f"{path}: {name!r} names both {taken[name]!r} and {spec.name!r}; rename one")
             taken[name] = spec.name

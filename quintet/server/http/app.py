@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quintet.server.config import ServerConfig
 from quintet.server.http import openapi
 from quintet.server.http.admin import health as alive
-from quintet.server.http.admin import load, page, profile, sleep, tokenizer_info
+from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info
 from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
@@ -61,7 +61,7 @@ def make_app(service: AppState) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: AppState) -> None:
     settings = service.settings
-    for module in (alive, metrics, models, completions, chat, tokens, pooling, scores, cohere):
+    for module in (alive, metrics, models, lora, completions, chat, tokens, pooling, scores, cohere):
         app.include_router(module.router)
     asked_for = {
         sleep: settings.enable_sleep_mode,

@@ -9,16 +9,16 @@ from starlette.requests import Request as HttpRequest
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
-from quintet.hub.model_names import served_name
 from quintet.io_processors import Processors
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.config import ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
-from quintet.server.http.engine_call import EngineCall, PromptRequest
+from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.middleware.auth import key_of, owner_of
+from quintet.server.http.served_models import ServedModels, adapter_of, set_adapter
 from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
@@ -33,6 +33,7 @@ class AppState:
     def __init__(self, backend: Backend, settings: ServerConfig, worker: int = 0, profiles: bool = False) -> None:
         """`profiles`: True if the engine may write profiler traces."""
         self.backend, self.settings, self.profiles = backend, settings, profiles
+        self.models = ServedModels(backend, settings)
         self.name = f"w{worker}"  # of this process, in the ids of its requests
         template = settings.chat_template
         self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
@@ -56,8 +57,8 @@ class AppState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of the model that are listed; answers show the first."""
-        return self.settings.served_model_name or (served_name(self.backend.model_info.model),)
+        """Names of the model itself; answers show the first."""
+        return self.models.base_names
 
     @property
     def parsers(self) -> Parsers:
@@ -100,22 +101,21 @@ class AppState:
             code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path."""
-        path = self.backend.model_info.model if not self.settings.served_model_name else None
-        if name is not None and name != path and name not in self.model_names:
-            there = ", ".join(self.model_names)
-            raise ApiError(
-                404, f"the model {name[:200]!r} is not here; this server has {there}", param="model",
-                code="model_not_found",
-            )  # fmt: skip
+    async def choose_model(self, http: HttpRequest, name: str | None) -> None:
+        """Has the request answered by the model of that name: the one that is served, or one of its adapters.
+
+        Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path.
+        """
+        set_adapter(http, await self.models.find(name))
 
     def call(
-        self, http: HttpRequest | None, asks: Sequence[PromptRequest], owner: str = "", waits: bool = False
+        self, http: HttpRequest | None, asks: Sequence[PromptRequest], caller: Caller | None = None, waits: bool = False
     ) -> EngineCall:
         """Returns a call, to be entered. Without an HTTP request it continues when its client disconnects, for
-        `owner`."""
-        return EngineCall(self, http, asks, self._timeout(http), owner if http is None else owner_of(http), waits)
+        `caller`."""
+        if caller is None:
+            caller = Caller() if http is None else caller_of(http)
+        return EngineCall(self, http, asks, self._timeout(http), caller, waits)
 
     def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""
@@ -172,6 +172,11 @@ class AppState:
                 400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
             )
         return min(seconds, most)
+
+
+def caller_of(http: HttpRequest) -> Caller:
+    """Returns whose request it is, and the adapter that it names."""
+    return Caller(owner_of(http), adapter_of(http))
 
 
 def _check_parsers(settings: ServerConfig) -> None:

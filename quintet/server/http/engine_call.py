@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
 from quintet.engine.processes.model_info import ModelInfo
+from quintet.lora.request import LoRAReference
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STRUCTURED_OUTPUTS = "structured_outputs"  # begins errors that are the fault of a request's grammar
+ADAPTER = "the adapter '"  # begins errors of a request whose adapter cannot be read any more
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
 MAX_TEXTS = 256  # of one call that become numbers at once, where they are short
 MAX_STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
@@ -55,6 +57,21 @@ class PromptRequest(NamedTuple):
         return cls(chat.prompt, chat.params, priority or 0, chat.grammar)
 
 
+class Caller(NamedTuple):
+    """Facts of a call that all its prompts share."""
+
+    owner: str = ""  # "": all callers are one
+    adapter: LoRAReference | None = None  # that they are answered with
+
+    def bind(self, ask: PromptRequest) -> PromptRequest:
+        """Returns a prompt with the adapter, and with a cache salt that no other owner's request can have: the names of
+        owners have one length."""
+        if not self.owner and self.adapter is None:
+            return ask
+        salt = self.owner + (ask.prompt.cache_salt or "") if self.owner else ask.prompt.cache_salt
+        return ask._replace(prompt=replace(ask.prompt, cache_salt=salt, lora=self.adapter))
+
+
 class EngineCall:
     """Iterate for (number of the ask, output); the loop ends when all asks have finished.
 
@@ -75,13 +92,12 @@ class EngineCall:
         http: HttpRequest | None,
         asks: Sequence[PromptRequest],
         timeout: float,
-        owner: str = "",
+        caller: Caller,
         waits: bool = False,
     ) -> None:
         """`waits`: the asks say how much room it takes, and again() brings the first that is asked."""
-        self.owner = owner  # "": all callers are one
-        own = [] if waits else asks
-        self.requests = [_with_owner_salt(ask, owner) for ask in own] if owner else own
+        self._caller, self.owner = caller, caller.owner
+        self.requests = [caller.bind(ask) for ask in ([] if waits else asks)]
         self._service, self._http, self._timeout = service, http, timeout
         self._connection = None if http is None else connection_of(http.scope)
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
@@ -190,7 +206,7 @@ class EngineCall:
         self._size = RequestCost()  # what it holds if there is no room
         self._service.capacity.acquire(size, key_of(self.owner))
         self._size = size
-        ask = _with_owner_salt(ask, self.owner) if self.owner else ask
+        ask = self._caller.bind(ask)
         self.requests = [*self.requests, ask]
         self._record.add(ask)
         self._submit(len(self.requests) - 1)
@@ -207,6 +223,8 @@ class EngineCall:
                 self._service.check_ready()
             if failed.startswith(STRUCTURED_OUTPUTS):  # the request's own fault: to send it again would not help
                 raise ApiError(400, failed, param=STRUCTURED_OUTPUTS)
+            if failed.startswith(ADAPTER):  # its files are gone, or have changed
+                raise ApiError(400, failed, param="model", code="invalid_adapter")
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return number, output
 
@@ -295,11 +313,6 @@ class EngineCall:
 def _output_bytes(output: RequestOutput) -> int:
     """Returns about how many bytes an output takes while it waits."""
     return sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
-
-
-def _with_owner_salt(ask: PromptRequest, owner: str) -> PromptRequest:
-    """Adds a cache salt that no other owner's request can have: the names of owners have one length."""
-    return ask._replace(prompt=replace(ask.prompt, cache_salt=owner + (ask.prompt.cache_salt or "")))
 
 
 def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:

@@ -9,6 +9,7 @@ from quintet.engine.observability.stats import STEP_BOUNDS
 Kind = Literal["gauge", "counter", "histogram"]
 
 HTTP_BUCKETS = (0.1, 0.5, 1.0)
+LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens", "num_gpu_blocks")
 
 
@@ -69,6 +70,10 @@ ENGINE_METRICS = (
     MetricInfo(
         "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
         "Guessed tokens that were drawn, by their place in the guess, from 0.", ("position",),
+    ),
+    MetricInfo(
+        "vllm:lora_requests_info", "gauge", "Unix time of the scrape; the labels name the adapters (LoRA) of requests "
+        "that run and that wait, 64 of each at most. Of a server without adapters there is none.", LORA_LABELS,
     ),
     MetricInfo("vllm:cache_config_info", "gauge", "1; the labels describe the KV cache.", CACHE_LABELS),
     MetricInfo("quintet:kv_pages_used", "gauge", "Pages of the KV cache that requests hold."),

@@ -1,5 +1,6 @@
 """Converts the engine's stats to rows of a scrape."""
 
+import time
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -53,6 +54,9 @@ def _labelled_rows(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     for place, count in enumerate(stats.spec_decode.accepted_at):
         yield MetricSample("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
     yield MetricSample("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])
+    if served.max_loras:
+        names = (",".join(each) for each in (stats.lora.waiting_adapters, stats.lora.running_adapters))
+        yield MetricSample("vllm:lora_requests_info", (str(served.max_loras), *names), [time.time()])
     yield MetricSample("vllm:cache_config_info", _cache_labels(served), [1])
 
 

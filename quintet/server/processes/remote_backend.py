@@ -25,6 +25,7 @@ from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
 from quintet.server.metrics.api_processes import ApiPeers
+from quintet.server.processes.adapter_client import AdapterClient
 from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.server.processes.messages import FromPeer, decode_to_worker
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -63,6 +64,7 @@ class RemoteBackend:
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
         self.trace_control = _Traces(self._order)
+        self.lora = AdapterClient(lambda work: self._order(work, 1))
         self.death_reason: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
@@ -166,11 +168,11 @@ class RemoteBackend:
     async def wake_up(self) -> None:
         await self._order(WakeUpCommand())
 
-    async def _order(self, work: wire.Work) -> wire.Answer:
-        """Returns when all engines have done it; Refused says why one has not."""
+    async def _order(self, work: wire.Work, engines: int = 0) -> wire.Answer:
+        """Returns when all engines, or so many, have done it; EngineRefusal says why one has not."""
         self._ready()
         loop = asyncio.get_running_loop()
-        numbers = list(itertools.islice(self._numbers, self._engines.count))
+        numbers = list(itertools.islice(self._numbers, engines or self._engines.count))
         answers = [self._answers.setdefault(number, loop.create_future()) for number in numbers]
         try:
             for engine, number in enumerate(numbers):  # raises where no answer would come
@@ -179,8 +181,8 @@ class RemoteBackend:
         finally:
             for number in numbers:
                 del self._answers[number]
-        if refused := [each.refused for each in results if each.refused]:
-            raise EngineRefusal(refused[0])
+        if refused := [each for each in results if each.refused]:
+            raise EngineRefusal(refused[0].refused, refused[0].kind)
         return results[0]
 
     def fail(self, why: str) -> None:
@@ -216,7 +218,12 @@ class RemoteBackend:
                 self._take(self._processor.process(message.deltas))
             elif isinstance(message, wire.Pulse):
                 continue
+            elif isinstance(message, wire.Adapters):
+                self.lora.update(message)
+                self._engines.send(0, wire.encode(wire.HasAdapters(self._worker, message.version)))
             elif isinstance(message, wire.Hello):
+                if message.engine == 0:
+                    self.lora.update(message.adapters)
                 if served := self._engines.meet(message):
                     self._meeting = asyncio.create_task(self._meet(served))  # signs of life are heard meanwhile
             elif message.number in self._answers and not self._answers[message.number].done():

@@ -16,7 +16,7 @@ from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import NameTranslation
 from quintet.engine.data_parallel import local_engine_configs
-from quintet.engine.processes.messages import EngineOrders, Failure, engine_name
+from quintet.engine.processes.messages import EngineOrders, Failure, LoadLoRA, engine_name
 from quintet.hub.model_names import tokenizer_file
 from quintet.server.config import ServerConfig
 from quintet.server.processes.messages import ApiOrders
@@ -68,6 +68,7 @@ class Supervisor:
         return EngineOrders(
             str(self._folder.path), number, self._settings.api_workers, _plain_config(config), self._server_fields,
             progress=sys.stderr.isatty(), warm_grammars=True,
+            lora_modules=[LoadLoRA(each.name, each.path, each.base_model_name) for each in self._settings.lora_modules],
         )  # fmt: skip
 
     def run(self) -> int:

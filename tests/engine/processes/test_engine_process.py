@@ -13,7 +13,8 @@ import zmq
 from quintet.chat.prompts import Prompt
 from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
-from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, served, warms_grammars
+from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, Sockets, served, warms_grammars
+from quintet.engine.processes.served_adapters import ServedAdapters
 from quintet.interface.platform import Capabilities
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
 
@@ -29,7 +30,9 @@ class Wired:
         engine, pulse = self.client.engine, Pulse(self.context, folder, range(2))
         pulse.engine = engine
         prepared = self.client.engine_plan
-        self.core = Core(self.context, folder, engine, prepared, served(prepared), pulse)
+        sockets = Sockets(self.context, folder, 0, range(2))
+        adapters = ServedAdapters(None, sockets.send, lambda: None)
+        self.core = Core(sockets, engine, prepared, served(prepared), pulse, adapters)
 
     def obey(self, *messages: wire.ToEngine) -> None:
         for each in messages:

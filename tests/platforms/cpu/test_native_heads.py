@@ -1,4 +1,4 @@
-"""Products of heads with weights of their own, packed: the specification's results, a token's bits anywhere."""
+"""Packed stacks of heads and of experts without gates: the specification's results, a token's bits anywhere."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,9 @@ from quintet.platforms.cpu.ops import heads as native_heads
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
+from quintet_tools.checkpoints.tiny import EVERY, make
 from tests.helpers.platforms.native import native
+from tests.helpers.platforms.run_model import Runner
 
 if reason := missing("linear_by_heads"):
     pytest.skip(reason, allow_module_level=True)
@@ -66,3 +68,29 @@ def test_a_stack_is_packed_from_slices_of_one_tensor(use: str) -> None:
     got = torch.stack([linear.unpack(each, outputs, inputs) for each in packed])
     assert torch.equal(got, heads.mT if use == "transposed heads" else heads)
     assert packed.nbytes == native_heads.packed_bytes(weight)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_packed_experts_equal_the_specification_alone_and_beside_others(isa: str, dtype: torch.dtype) -> None:
+    serve = native("ungated_experts")
+    for what, (x, up, down, weights, ids, kind) in CASES["ungated_experts"](dtype):
+        if down.shape[2] % linear.PAIRS[dtype]:
+            continue
+        packed = native_moe.pack_experts(up), native_moe.pack_experts(down)
+        got = serve(x, *packed, weights, ids, kind)
+        want = Op.registry["ungated_experts"].reference(x.float(), up.float(), down.float(), weights, ids, kind)
+        atol = 20 * torch.finfo(dtype).eps * float(want.abs().max())
+        torch.testing.assert_close(got.float(), want, rtol=0, atol=atol, msg=lambda told, what=what: f"{what}: {told}")
+        for at in range(len(x)):
+            alone = serve(x[at : at + 1], *packed, weights[at : at + 1], ids[at : at + 1], kind)
+            assert torch.equal(alone[0], got[at]), what
+
+
+def test_odd_inputs_in_half_precision_keep_both_stacks_as_they_are() -> None:
+    """Else one would be packed and the other not, and no provider takes that."""
+    settings = {**EVERY["nemotron_h"]["plain"], "layers_block_type": ["moe"], "hidden_size": 45}
+    run = Runner(make("nemotron_h", settings), torch.bfloat16)
+    kept = [parameter.dim() for name, parameter in run.worker.model.named_parameters() if ".experts." in name]
+    assert kept == [3, 3]
+    (logits,) = run.prompts([[5, 6, 7]])
+    assert logits.isfinite().all()

@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quintet.config import EngineConfig
+from quintet.conformance.harness.random_adapters import random_adapter
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import CaptureSizes
-from quintet.interface.types import Batch, HostBatch, HostGroup, HostInputs, MaxShape, Outputs, ShapeBucket
+from quintet.interface.types import Batch, HostBatch, HostGroup, HostInputs, MaxShape, Outputs, ShapeBucket, leaves
+from quintet.layers.lora_step import LoRASizes
 from quintet.platforms.gpu import graphs
 from quintet.platforms.gpu.capture_sizes import (
     capture_sizes,
@@ -346,6 +348,20 @@ def test_what_a_step_brings_beside_ids_is_copied_too(step: GraphedStep, model: M
     assert (model.fake.captures, model.fake.replays) == (5, 5)
 
 
+def test_steps_with_adapters_are_captured_apart_from_those_without(fake: FakeRuntime, model: Model) -> None:
+    """All sizes share one buffer of adapters; padded tokens have none."""
+    step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    for turn in range(3):
+        for batch in (host(3, first=turn + 1), host(7), mixed(2, 1, 3), mixed(9, 1)):
+            slots = (np.arange(len(batch.token_ids), dtype=np.int32) + turn) % 3
+            check(step, model, batch._replace(inputs=HostInputs(adapters=slots)))
+            check(step, model, batch)
+    assert (fake.captures, fake.replays) == (8, 16)
+    place = len(leaves(host(1)))
+    given = [graph.inputs[place] for size, graph in step._graphs.items() if any(size.inputs)]
+    assert sorted(map(len, given)) == [4, 8, 8, 16] and len({each.data_ptr() for each in given}) == 1
+
+
 def test_outputs_of_all_sizes_share_one_buffer_each(step: GraphedStep, model: Model, fake: FakeRuntime) -> None:
     for turn in range(2):
         before = fake.used()
@@ -627,3 +643,31 @@ def test_a_model_gives_what_it_gives_eagerly(family: str) -> None:
     assert replays == 10  # sizes 4 and 2 were captured at their first step
     for got, want in zip(*logits, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * float(want.std()))
+
+
+def test_a_model_with_adapters_gives_what_it_gives_eagerly() -> None:
+    """One adapter is written over between captured steps, and steps without adapters come between."""
+    tiny, (first, second) = variant("llama", "plain"), random_prompts(0, [5, 17], 90)
+    adapters = [random_adapter(tiny, seed, 4) for seed in range(3)]
+    turns = ((1, 2), (2, 0), (0, 0), (0, 1), (0, 0), (1, 1), (2, 1))
+    logits = []
+    for eager in (True, False):
+        platform = fake_platform(enforce_eager=eager, max_num_seqs=8)
+        run = Runner(tiny, platform=platform, lora=LoRASizes(2, 4))
+        pools = run.worker.lora
+        assert pools is not None
+        run.adapters, found = {0: 1, 1: 2}, []
+        for slot in range(2):
+            pools.write(run.worker.platform, slot, pools.pack(adapters[slot]))
+        found.append(run.step({0: first, 1: second}))
+        for turn, slots in enumerate(turns):
+            if turn == 5:
+                pools.write(run.worker.platform, 0, pools.pack(adapters[2]))
+            run.adapters = dict(enumerate(slots))
+            found.append(run.step({0: [turn], 1: [turn + 7]}))
+        logits.append([rows for step in found for rows in step.values()])
+    assert runtime(platform).replays == len(turns) - 2, "one capture with adapters, and one without"
+    for got, want in zip(*logits, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * float(want.std()))
+    base = Runner(tiny, platform=fake_platform(max_num_seqs=8)).step({0: first, 1: second})
+    assert float((base[0] - logits[1][0]).abs().max()) > 0.1, "adapters change what it gives"

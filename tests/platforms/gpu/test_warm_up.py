@@ -1,5 +1,6 @@
 """An engine on the fake device warms up before the first request, and leaves nothing of it behind."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from quintet.platforms.gpu.capture_sizes import decode_sizes
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet_tools.checkpoints.tiny import EVERY, PLAIN, make, variant
+from tests.helpers.checkpoints.adapter_files import adapter_request
 from tests.helpers.platforms.null_engine import null_client
 from tests.platforms.gpu.test_sleep import Make, client, tokens
 
@@ -48,6 +50,19 @@ def test_graphs_are_there_before_the_first_request_and_it_captures_none(client: 
     cold, fake = client(warm_up=False)
     assert fake.captures == fake.replays == 0
     assert tokens(cold) == tokens(engine)
+
+
+def test_steps_with_adapters_are_there_before_the_first_request_too(client: Make, tmp_path: Path) -> None:
+    tiny = variant("llama", "plain")
+    engine, fake = client(tiny, enable_lora=True, max_lora_rank=4)
+    before = fake.captures
+    assert before == 4, "a prompt and a token, without adapters and with them"
+    request, params = adapter_request(tiny, tmp_path, 1), SamplingParams(temperature=0, max_tokens=9, detokenize=False)
+    for number, lora in enumerate((None, engine.adapters.reference(request))):
+        engine.add(str(number), Prompt(list(range(40)), lora=lora), params)
+        while engine.busy:
+            engine.step()
+    assert fake.captures == before and fake.replays >= 18
 
 
 @pytest.mark.parametrize("family", FIRST)

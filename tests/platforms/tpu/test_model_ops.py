@@ -19,7 +19,7 @@ pytestmark = needs_jax
 
 MODULES = (
     *("activation", "embedding", "heads", "linear", "moe", "norm", "quantized", "rotary", "rows", "states"),
-    "step_attention",
+    *("lora", "step_attention"),
 )
 NAMES = (
     *("activate", "gated", "embedding", "linear", "rms_norm", "add_rms_norm", "layer_norm", "rotary"),
@@ -27,7 +27,7 @@ NAMES = (
     *("linear:int8", "linear:int4", "linear:fp8", "linear:fp8a8", "linear:w8a8"),
     *("route", "route_grouped", "route_limited", "grouped_linear", "experts", "biased_experts", "by_heads"),
     *("delta_rule", "selective_scan", "short_conv", "state_space"),
-    *("attention", "take_rows", "place_rows"),
+    *("attention", "take_rows", "place_rows", "add_lora"),
 )
 
 
@@ -100,7 +100,16 @@ def test_products_of_float32_are_not_left_to_bfloat16() -> None:
     """A TPU's default precision rounds the factors to bfloat16."""
     import jax
 
-    for name in ("linear", "linear:int8", "linear:int4", "linear:fp8", "grouped_linear", "experts", "by_heads"):
+    for name in (
+        "linear",
+        "linear:int8",
+        "linear:int4",
+        "linear:fp8",
+        "grouped_linear",
+        "experts",
+        "by_heads",
+        "add_lora",
+    ):
         for call in calls(name, torch.float32):
             text = jax.jit(call).trace(*call.arrays).lower(lowering_platforms=("tpu",)).as_text()
             products = [line for line in text.splitlines() if "dot_general" in line or "ragged_dot" in line]

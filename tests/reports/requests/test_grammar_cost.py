@@ -102,9 +102,9 @@ def test_a_grammar_that_failed_while_it_ran_is_forgotten() -> None:
     served, wanted = client(), params(regex="[b-z]{80}(a?){500}a{500}", max_tokens=150)
     grammar = text({"regex": "[b-z]{80}(a?){500}a{500}"})
     served.compile_grammar(wanted)
-    before = served.grammars.matcher(grammar).compiled
+    before = served.grammars.matcher(grammar).future
     assert ask(served, wanted)[0].outputs[0].finish_reason == "error"
-    assert served.grammars.matcher(grammar).compiled is not before
+    assert served.grammars.matcher(grammar).future is not before
 
 
 def test_what_is_remembered_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,5 +123,12 @@ fault(
     "replace-ignored",
     "Weights that are to be replaced stay.",
     "models.replaced",
-    ("device:AcmeDevice.overwrite", lambda overwrite: lambda self, there, x: None),
+    ("device:AcmeDevice.overwrite", lambda overwrite: lambda self, there, x, rows=None: None),
 )
+
+fault(
+    "first-rows", "Rows that are written are always the first.", "adapters.rows",
+    ("device:AcmeDevice.overwrite", lambda overwrite: lambda self, there, x, rows=None: overwrite(
+        self, there, x, None if rows is None else (0, rows[1])
+    )),
+)  # fmt: skip

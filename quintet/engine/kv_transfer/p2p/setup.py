@@ -15,8 +15,8 @@ from quintet.config.kv_transfer import SHARED_MEMORY
 from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.executor.worker import ModelSizes
 from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.kv_cache.kv_scales import scales_of
 from quintet.engine.kv_cache.manager import KVCacheManager
-from quintet.engine.kv_scales import scales_of
 from quintet.engine.kv_transfer.head_slices import PageGrid
 from quintet.engine.kv_transfer.p2p.allowed_peers import AllowedPeers
 from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress, PageClient, Route

@@ -27,7 +27,7 @@ async def tokenize(http: HttpRequest) -> Response:
     """The token ids of a text, or of a conversation with its template."""
     service = app_state_of(http)
     body = await read_body(http, TokenizeRequest)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     tokenizer = need_tokenizer(service)
     if body.content is not None:
         return await _tokenize_content(service, tokenizer, body.content, body)
@@ -79,7 +79,7 @@ async def detokenize(http: HttpRequest) -> Response:
     """The text of token ids; special tokens show."""
     service = app_state_of(http)
     body = await read_body(http, DetokenizeRequest)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     tokenizer, vocab_size = need_tokenizer(service), service.backend.model_info.vocab_size
 
     def decode() -> str:

@@ -52,7 +52,7 @@ def model_info(service: AppState, name: str) -> ModelInfo:
 def model_page(service: AppState, query: QueryParams) -> ModelPage:
     """Returns a page of models. Raises ParameterError with the query parameter."""
     _check_names(query)
-    names = list(service.model_names) if _wants_active(query) else []
+    names = list(service.models.names) if _wants_active(query) else []
     limit = _limit(query.get("limit"))
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:

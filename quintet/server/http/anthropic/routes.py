@@ -67,7 +67,7 @@ async def create_message(http: HttpRequest) -> Response:
     service = app_state_of(http)
     body = await read_body(http, CreateMessage)
     check_body(body)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     chat = await _chat(service, body, _params(service, body), body.cache_salt)
     check_tools(service, chat.tool_choice)
@@ -107,7 +107,7 @@ async def count_tokens(http: HttpRequest) -> Response:
     service = app_state_of(http)
     body = await read_body(http, CountTokens)
     check_body(body)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     prompt = await render(await _chat(service, body), chat_model(service))
     return json_response(TokenCount(len(prompt.token_ids)))
 

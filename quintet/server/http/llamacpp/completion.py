@@ -23,6 +23,7 @@ from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import app_state_of, stream_response, whole_response
+from quintet.server.http.served_models import adapter_of
 from quintet.server.http.sse import event
 from quintet.server.http.usage import usage_of
 
@@ -85,7 +86,8 @@ class _Completion:
         self._service, self._body, self._asks, self._tally = service, body, asks, usage_of(http)
         self._params = asks[0].params
         self._is_list = is_list or self._params.n > 1
-        self._model = body.model or service.model_names[0]
+        adapter = adapter_of(http)
+        self._model = body.model or (service.model_names[0] if adapter is None else adapter.name)
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, self._params)
         most = body.max_tokens if body.n_predict is None else body.n_predict
         self._is_silent = most == 0  # only the prompt is computed

@@ -21,6 +21,7 @@ from quintet.server.http.inputs.response_format import structured_output_of
 from quintet.server.http.inputs.sampling_params import checked_params
 from quintet.server.http.llamacpp.protocol import CompletionBody, EmbeddingBody, ExtraFile, InfillBody
 from quintet.server.http.respond import app_state_of
+from quintet.server.http.served_models import set_adapter
 from quintet.tokenizers.tokenizer import Tokenizer
 
 # Tokens before the name of a project, and before the name of each file: Qwen2.5-Coder, StarCoder 2.
@@ -37,9 +38,31 @@ AnyBody = TypeVar("AnyBody", CompletionBody, InfillBody, EmbeddingBody)
 async def read_request(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBody]:
     """Reads a body, and checks that its model is served and ready. Raises ApiError 400, 404 or 503."""
     service, body = app_state_of(http), await read_body(http, kind, any_type=True)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
+    if isinstance(body, CompletionBody) and body.lora:
+        _choose_adapter(http, service, body)
     service.check_ready()
     return service, body
+
+
+def _choose_adapter(http: HttpRequest, service: AppState, body: CompletionBody) -> None:
+    """Has the request answered with the adapter of `lora` that has the scale 1. Raises ParameterError for others."""
+    adapters, chosen = service.models.adapters, set[int]()
+    for each in body.lora or ():
+        if not 0 <= each.id < len(adapters):
+            raise ParameterError("lora", f"has the id {each.id}; GET /lora-adapters lists {len(adapters)} adapters")
+        if each.scale not in (0, 1):
+            raise ParameterError(
+                "lora", f"has the scale {each.scale:g}; an adapter has its own (lora_alpha): give 0 or 1"
+            )
+        if each.scale:
+            chosen.add(each.id)
+    if len(chosen) > 1:
+        raise ParameterError("lora", f"has {len(chosen)} adapters of scale 1, and a request is answered with one")
+    if chosen and not service.models.is_base(body.model):
+        raise ParameterError("lora", f"has an adapter, and model {str(body.model)[:80]!r} is one; give one of them")
+    if chosen:
+        set_adapter(http, adapters[chosen.pop()].reference)
 
 
 def read_params(service: AppState, body: CompletionBody) -> SamplingParams:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, SkipValidation, WithJsonSchema, create_model
+from pydantic import BaseModel, Field, SkipValidation, WithJsonSchema, create_model
 
 from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.inputs.llama_sampling import LlamaSampling, Whole, accepted
@@ -13,6 +13,7 @@ from quintet.server.http.openai.chat_protocol import Messages, TemplateFields, T
 
 MAX_EXTRAS = 256  # files of input_extra
 MAX_RESPONSE_FIELDS = 256
+MAX_LORA_SCALES = 4096  # entries of lora
 _NO_MEDIA = "images and audio of no model are served yet, text alone"
 
 _Accepted: Any = create_model(
@@ -27,6 +28,22 @@ _Accepted: Any = create_model(
 _TOKENS = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}
 _PROMPT = {"anyOf": [{"type": "string"}, _TOKENS, {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}}]}
 _BIAS = {"anyOf": [{"type": "array"}, {"type": "object"}, {"type": "null"}]}
+
+
+class LoRAScale(BaseModel):
+    """An adapter of /lora-adapters, and how much it counts."""
+
+    id: int
+    scale: float = 0.0
+
+
+class LoRAAdapterFacts(msgspec.Struct):
+    """An adapter, by its number in requests to /completion."""
+
+    id: int
+    path: str
+    scale: float  # of requests that do not choose
+    name: str  # of requests, as their model
 
 
 class CompletionBody(_Accepted):
@@ -49,6 +66,10 @@ class CompletionBody(_Accepted):
     )
     json_schema: dict[str, Any] | None = Field(None, description="JSON schema that the output follows")
     grammar: str | None = Field(None, description="grammar that the output follows: GBNF, from its rule `root`")
+    lora: list[LoRAScale] | None = Field(
+        None, max_length=MAX_LORA_SCALES, fail_fast=True, description="the adapter of /lora-adapters that answers, "
+        "with the scale 1; others have 0",
+    )  # fmt: skip
     return_tokens: bool | None = Field(None, description="give the token ids of the output")
     timings_per_token: bool | None = Field(None, description="timings in each event of a stream")
     response_fields: list[str] | None = Field(
@@ -58,7 +79,6 @@ class CompletionBody(_Accepted):
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {
         **LlamaSampling.unsupported_fields,
-        "lora": UnsupportedField("LoRA adapters do not exist here yet", ([],)),
         "post_sampling_probs": UnsupportedField("log-probabilities are those of the model", (False,)),
         "return_progress": UnsupportedField("the progress of prompts is not reported", (False,)),
         "image_data": UnsupportedField(_NO_MEDIA, ([],)),

@@ -18,6 +18,7 @@ from quintet.server.http.llamacpp.inputs import read_request
 from quintet.server.http.llamacpp.protocol import (
     EmbeddingAnswer,
     EmbeddingBody,
+    LoRAAdapterFacts,
     Props,
     Rendered,
     Slot,
@@ -84,10 +85,13 @@ async def slots(http: HttpRequest) -> Response:
 
 
 @router.get("/lora-adapters")
-@documents_route(answer=list[dict[str, str]])
-async def lora_adapters() -> Response:
-    """Returns an empty list: there are no LoRA adapters yet."""
-    return json_response([])
+@documents_route(answer=list[LoRAAdapterFacts])
+async def lora_adapters(http: HttpRequest) -> Response:
+    """Lists the LoRA adapters; requests choose theirs. POST, which sets scales of all requests, is not served."""
+    adapters = app_state_of(http).models.adapters
+    return json_response(
+        [LoRAAdapterFacts(at, each.path, 0.0, each.reference.name) for at, each in enumerate(adapters)]
+    )
 
 
 @router.post("/apply-template")
@@ -95,7 +99,7 @@ async def lora_adapters() -> Response:
 async def apply_template(http: HttpRequest) -> Response:
     """Returns the text of a conversation in the model's chat template."""
     service, body = app_state_of(http), await read_body(http, TemplateBody, any_type=True)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     read_tools(body.tools, None)
     prompt = await render(read_chat(service, body, body.messages), chat_model(service))
     return json_response(Rendered(prompt.text or ""))

@@ -16,7 +16,10 @@ from quintet.server.http.middleware.base import HttpMiddleware, route_path
 
 PUBLIC_PATHS = ("/health", "/ready")
 # routes that change the engine for all clients
-ADMIN_PATHS = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
+ADMIN_PATHS = (
+    "/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile", "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)  # fmt: skip
 _READ_METHODS = ("GET", "HEAD")
 OWNER_HEADER = "x-quintet-owner"  # a router's name for its caller; in an answer: the server separates owners by it
 _OWNER = re.compile("[0-9a-f]{64}")

@@ -49,7 +49,7 @@ async def read_request(http: HttpRequest, kind: type[NamedBody]) -> tuple[Stopwa
     """Reads a body, and checks that its model is served and ready. Raises ApiError 400, 404 or 503."""
     watch, service = Stopwatch(time.monotonic_ns()), app_state_of(http)
     body = await read_body(http, kind, any_type=True)
-    service.check_model(known_name(service, body.model))
+    await service.choose_model(http, known_name(service, body.model))
     service.check_ready()
     watch.loaded = time.monotonic_ns()
     return watch, service, body

@@ -78,22 +78,22 @@ def listed_name(name: str) -> str:
 
 
 def served_models(service: AppState) -> list[ServedModel]:
-    """Returns all models that requests may name; here the one model under each of its names."""
+    """Returns all models that requests may name; the one model under each of its names, and its adapters."""
     info, template = service.backend.model_info, _template(service)
     loaded, words = service.unavailable_reason() is None, _capabilities(service)
-    return [ServedModel(name, info, words, loaded, template) for name in service.model_names]
+    return [ServedModel(name, info, words, loaded, template) for name in service.models.names]
 
 
-def find_model(service: AppState, name: str) -> ServedModel:
+async def find_model(service: AppState, name: str) -> ServedModel:
     """Returns the model of a name, with or without `:latest`. Raises ApiError 404 for a model that is not served."""
     name = known_name(service, name)
-    service.check_model(name)
+    await service.models.find(name)
     return next(model for model in served_models(service) if model.name == name)
 
 
 def known_name(service: AppState, name: str) -> str:
     """Returns the name without `:latest`, unless a model is served with it."""
-    return name if name in service.model_names else name.removesuffix(_LATEST)
+    return name if name in service.models.names else name.removesuffix(_LATEST)
 
 
 def _template(service: AppState) -> str:
@@ -157,7 +157,7 @@ async def list_loaded(http: HttpRequest) -> Response:
 async def show(http: HttpRequest) -> Response:
     """Shows a model's context length, capabilities, default parameters and chat template (Jinja)."""
     body = await read_body(http, NameBody, any_type=True)
-    model = find_model(app_state_of(http), _name_of(body))
+    model = await find_model(app_state_of(http), _name_of(body))
     info = model.info
     facts: dict[str, Any] = {
         "general.architecture": info.family,
@@ -186,7 +186,7 @@ async def pull(http: HttpRequest) -> Response:
     """Succeeds for a model that is there; downloads nothing."""
     body, service = await read_body(http, NameBody, any_type=True), app_state_of(http)
     try:
-        find_model(service, _name_of(body))
+        await find_model(service, _name_of(body))
     except ApiError as error:
         message = f"{error.message}, and downloads no other; start it with `quintet serve MODEL`"
         raise ApiError(error.status, message, param="model", code=error.code) from None

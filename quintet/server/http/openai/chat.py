@@ -47,7 +47,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     service = app_state_of(http)
     body = await read_body(http, ChatRequest)
     set_request_name(http, body.request_id)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     prepared = await prepare(_chat_input(service, body), chat_model(service))
     asks = [PromptRequest.of(prepared, body.priority)]

@@ -40,7 +40,7 @@ async def create_completion(http: HttpRequest) -> Response:
     service = app_state_of(http)
     body = await read_body(http, CompletionRequest)
     set_request_name(http, body.request_id)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     params = _params(service, body)
     params.structured_outputs, field = format_of_body(body)

@@ -18,11 +18,11 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.get("/v1/models")
 @documents_route(answer=ModelList)
 async def list_models(http: HttpRequest) -> Response:
-    """Every name of the model that is served; in Anthropic's shape with the header `anthropic-version`."""
+    """All names of the model, and its adapters; in Anthropic's shape with the header `anthropic-version`."""
     service = app_state_of(http)
     if wants_anthropic(http.scope):
         return json_response(model_page(service, http.query_params))
-    return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
+    return json_response(ModelList(data=[model_card(service, name) for name in service.models.names]))
 
 
 @router.get("/v1/models/{model:path}")
@@ -30,14 +30,20 @@ async def list_models(http: HttpRequest) -> Response:
 async def retrieve_model(http: HttpRequest, model: str) -> Response:
     """One of them."""
     service = app_state_of(http)
-    if model.endswith("/") and model not in (*service.model_names, service.backend.model_info.model):
+    if model.endswith("/") and model not in (*service.models.names, service.backend.model_info.model):
         model = model[:-1]
-    service.check_model(model)
+    await service.models.find(model)
     if wants_anthropic(http.scope):
         return json_response(model_info(service, model))
-    return json_response(_card(service, model))
+    return json_response(model_card(service, model))
 
 
-def _card(service: AppState, name: str) -> ModelCard:
-    served = service.backend.model_info
+def model_card(service: AppState, name: str) -> ModelCard:
+    """Returns the facts of a name; an adapter has its base model as parent, as in vLLM."""
+    served, adapter = service.backend.model_info, service.backend.lora.served.get(name)
+    if adapter is not None and not service.models.is_base(name):
+        return ModelCard(
+            id=name, created=adapter.created, root=adapter.path, max_model_len=served.max_model_len,
+            parent=adapter.base_model_name or service.model_names[0],
+        )  # fmt: skip
     return ModelCard(id=name, created=served.created, root=served.model, max_model_len=served.max_model_len)

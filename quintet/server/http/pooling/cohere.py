@@ -37,7 +37,7 @@ async def embed(http: HttpRequest) -> Response:
     """Returns an embedding of each text, in one or more types."""
     service = app_state_of(http)
     body = await read_body(http, CohereEmbedRequest)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     given = PoolingParams(dimensions=body.output_dimension, truncate_prompt_tokens=_max_tokens(body))
     params = resolve_params(service, given, "embed", "/v2/embed")

@@ -108,7 +108,7 @@ async def check_request(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppStat
     service = app_state_of(http)
     body = await read_body(http, kind)
     set_request_name(http, body.request_id)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     return service, body
 

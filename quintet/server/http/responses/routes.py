@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from quintet.chat.output_parser import OutputParser
 from quintet.sampling_params import ParameterError, SamplingParams
-from quintet.server.http.app_state import AppState
+from quintet.server.http.app_state import AppState, caller_of
 from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.body import read_body
@@ -54,7 +54,7 @@ async def create_response(http: HttpRequest) -> Response:
     service, store = app_state_of(http), store_of(http)
     body = await read_body(http, CreateResponse)
     check_body(body)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     service.check_ready()
     plan = await make_plan(service, store, body, owner_of(http))
     making = _ResponseJob(http, store, body, plan)
@@ -72,7 +72,7 @@ async def count_input_tokens(http: HttpRequest) -> Response:
     service = app_state_of(http)
     body = await read_body(http, CountInput)
     check_count(body)
-    service.check_model(body.model)
+    await service.choose_model(http, body.model)
     return json_response(InputTokens(input_tokens=await count_input(service, store_of(http), body, owner_of(http))))
 
 
@@ -89,7 +89,7 @@ class _ResponseJob:
     """Creates one response: whole, streamed, or in the background."""
 
     def __init__(self, http: HttpRequest, store: ResponseStore, body: CreateResponse, plan: ConversationPlan) -> None:
-        self.usage_counts, self._owner = usage_of(http), owner_of(http)
+        self.usage_counts, self._owner, self._caller = usage_of(http), owner_of(http), caller_of(http)
         self._service, self._store, self._body, self._plan = app_state_of(http), store, body, plan
         service, params = self._service, plan.request.params
         model = body.model or service.model_names[0]
@@ -150,7 +150,7 @@ class _ResponseJob:
 
     async def in_background(self) -> Response:
         """Starts the response in the background; it does not need a connected client."""
-        call = self._service.call(None, [self._plan.request], self._owner, self._plan.runs_calls_first)
+        call = self._service.call(None, [self._plan.request], self._caller, self._plan.runs_calls_first)
         await call.__aenter__()
         stored = self._begun()
         stored.run = run = BackgroundRun(

@@ -34,7 +34,7 @@ SETTLED = {
     "v_step", "v_head_step", "q_blocks", "q_stride", "k_stride", "v_stride", "x_row", "weight_row", "expert_row",
     "up_row", "scale_row", "scale_column", "own_row", "dt_row", "into_row", "out_row", "gate_row", "q_row",
     "k_row", "v_row", "forget_row", "learn_row", "outputs", "inputs", "group", "groups", "kept", "size", "k", "dim",
-    "each", "channels", "values", "first",
+    "each", "channels", "values", "first", "max_rank", "y_row",
 }  # fmt: skip
 SETTLED_OF = {  # by kernel, where a name means something else elsewhere
     "_embedding": {"count"}, "product": {"num"}, "combine": {"num"}, "choose": {"num", "row"},

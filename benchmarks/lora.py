@@ -1,0 +1,123 @@
+"""Measures adapters (LoRA) in whole generations: tokens/s with one adapter, and with eight, beside the base alone.
+
+    python -m benchmarks.lora [--model FOLDER] [--quantization int4] [--rank 16] [--out FILE.json]
+
+Rounds alternate: the base in an engine without adapters, the base in one with them, one adapter, several. Without a
+model: random weights of Qwen3-0.6B's shapes.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.checkpoints import checkpoint
+from quintet import LLM, LoRARequest, SamplingParams
+from quintet.lora.adapter import write_adapter
+from quintet.platforms.cpu.cpu_info import describe
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def random_adapter(folder: Path, config: Any, rank: int, seed: int) -> LoRARequest:
+    """Writes an adapter with small random numbers for all products of a Llama-like model."""
+    generator, width = torch.Generator().manual_seed(seed), config.hidden_size
+    head = getattr(config, "head_dim", None) or width // config.num_attention_heads
+    heads, kv, inner = config.num_attention_heads * head, config.num_key_value_heads * head, config.intermediate_size
+    sizes = dict(
+        zip(
+            MODULES,
+            ((width, heads), (width, kv), (width, kv), (heads, width), (width, inner), (width, inner), (inner, width)),
+            strict=True,
+        )
+    )
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for module, (inputs, outputs) in sizes.items():
+            part = "self_attn" if module in MODULES[:4] else "mlp"
+            name = f"base_model.model.model.layers.{layer}.{part}.{module}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) * 0.01
+            tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.01
+    write_adapter(folder / str(seed), {"peft_type": "LORA", "r": rank, "lora_alpha": rank}, tensors)
+    return LoRARequest(f"adapter-{seed}", seed, str(folder / str(seed)))
+
+
+class Case:
+    """One row of the table: an engine, and the adapter of each request."""
+
+    def __init__(self, name: str, llm: LLM, adapters: list[LoRARequest | None], tokens: int) -> None:
+        self.name, self._llm, self._adapters = name, llm, adapters
+        self._params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        self._tokens, self.rates = tokens, list[float]()
+        self._prompts = [{"prompt_token_ids": [7 + at, 11, 13]} for at in range(len(adapters))]
+
+    def run(self) -> None:
+        """One round."""
+        begin = time.perf_counter()
+        outputs = self._llm.generate(self._prompts, self._params, use_tqdm=False, lora_request=self._requests)
+        assert all(output.outputs[0].error is None for output in outputs), outputs[0].outputs[0].error
+        self.rates.append(len(self._prompts) * self._tokens / (time.perf_counter() - begin))
+
+    @property
+    def _requests(self) -> list[LoRARequest | None] | None:
+        return self._adapters if any(self._adapters) else None
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of all cases in turn -> tokens/s of each, and ratios to the base without adapters."""
+    settings: dict[str, Any] = {
+        "model": arguments.model or str(checkpoint("qwen3-0.6b")), "device": "cpu", "skip_tokenizer_init": True,
+        "quantization": arguments.quantization, "max_model_len": 512, "use_tqdm": False, "weights_cache": "none",
+        "enable_prefix_caching": False,
+    }  # fmt: skip
+    base = LLM(**settings)
+    lora = LLM(**settings, enable_lora=True, max_loras=8, max_lora_rank=arguments.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        made = [
+            random_adapter(Path(folder), base._client.engine_plan.hf_config, arguments.rank, n) for n in range(1, 9)
+        ]
+        cases = [
+            Case("base, 1 request", base, [None], arguments.tokens),
+            Case("adapters on, none used, 1 request", lora, [None], arguments.tokens),
+            Case("1 adapter, 1 request", lora, [made[0]], arguments.tokens),
+            Case("base, 16 requests", base, [None] * 16, arguments.tokens),
+            Case("8 adapters, 16 requests", lora, [*made, *made], arguments.tokens),
+        ]
+        for _ in range(arguments.rounds + 1):
+            for case in cases:
+                case.run()
+    rates = {case.name: case.rates[1:] for case in cases}  # the first round records steps
+    ratios = {}
+    for name in list(rates)[1:]:
+        against = "base, 16 requests" if "16" in name else "base, 1 request"
+        ratios[name] = statistics.median(a / b for a, b in zip(rates[name], rates[against], strict=True))
+    return {
+        "processor": describe(), "rank": arguments.rank, "quantization": arguments.quantization,
+        "tokens_per_second": {name: round(statistics.median(each), 2) for name, each in rates.items()},
+        "ratio_to_base": {name: round(ratio, 3) for name, ratio in ratios.items()},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a Llama-like model; by default random weights of Qwen3-0.6B's shapes")
+    parser.add_argument("--quantization")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    found = measure(arguments)
+    print(json.dumps(found, indent=2))
+    if arguments.out is not None:
+        rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+        arguments.out.write_text(json.dumps([*rows, found], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Makes the parts of an engine that serve adapters (LoRA), by its settings."""
+
+from pathlib import Path
+
+import torch
+
+from quintet.config import EngineConfig
+from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.lora.manager import LoRALimits, LoRAManager
+from quintet.engine.lora.modules import matrices_of
+from quintet.hub.dtypes import name_of
+from quintet.interface.platform import Capabilities
+from quintet.layers.lora import PackedLoRA
+from quintet.layers.lora_step import LoRASizes
+from quintet.lora.adapter import AdapterError, LoRAAdapter, LoRABounds, read_adapter
+from quintet.lora.request import LoRAReference
+
+
+def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: torch.dtype) -> LoRASizes | None:
+    """Returns the room for adapters on a device; None: they are off. ValueError if the platform has none."""
+    if not config.enable_lora:
+        return None
+    if not facts.lora:
+        raise ValueError(
+            f"enable_lora: platform {platform} serves no adapters (Capabilities.lora is False); leave it out, or write "
+            "the adapter into the model (quintet merge-lora)"
+        )
+    if config.lora_dtype not in ("auto", name_of(dtype)):
+        raise ValueError(
+            f"lora_dtype={config.lora_dtype!r}: adapters are held in the model's type, {name_of(dtype)}; leave it out, "
+            "or set dtype"
+        )
+    return LoRASizes(config.max_loras, config.max_lora_rank)
+
+
+def make_lora(config: EngineConfig, ranks: WorkerGroup) -> LoRAManager | None:
+    """Makes the engine's adapters; None: they are off."""
+    if not config.enable_lora:
+        return None
+    limits = LoRALimits(config.max_loras, config.max_cpu_loras or config.max_loras)
+    bounds = LoRABounds(config.max_lora_rank)
+
+    def pack(reference: LoRAReference) -> list[PackedLoRA]:
+        adapter = read_adapter(Path(reference.path), bounds)
+        if adapter.digest != reference.digest:
+            raise AdapterError(
+                reference.path,
+                "has changed since it was loaded; load it again (load_inplace), or send the request again",
+            )
+        return [_packed(worker, adapter) for worker in ranks.workers]
+
+    return LoRAManager(ranks, limits, pack)
+
+
+def _packed(worker: Worker, adapter: LoRAAdapter) -> PackedLoRA:
+    assert worker.lora is not None
+    return worker.lora.pack(matrices_of(adapter, worker.model))

@@ -1,0 +1,42 @@
+"""Modules of an adapter under the names that a model's products have."""
+
+from quintet.layers.decoder import ModelBase
+from quintet.layers.lora import LoRAMatrices
+from quintet.lora.adapter import AdapterError, LoRAAdapter, LoRAWeights
+from quintet.model_loader.text_names import text_names
+
+MERGE = "that is not served beside other requests; write it into the model with `quintet merge-lora`, and serve that"
+
+
+def matrices_of(adapter: LoRAAdapter, model: ModelBase) -> dict[str, LoRAMatrices]:
+    """Returns an adapter's matrices by the model's names of modules. AdapterError names what cannot be served."""
+    saved = sorted(set(adapter.saved) - adapter.base_copies)
+    if saved:
+        raise AdapterError(saved[0], f"the adapter holds it whole (modules_to_save, or bias), and {MERGE}")
+    text_name = text_names(f"{name}.weight" for name in adapter.modules)
+    found: dict[str, LoRAMatrices] = {}
+    for name, weights in adapter.modules.items():
+        known = text_name(f"{name}.weight")
+        if known is None:
+            raise AdapterError(name, "the adapter changes a part for images or audio, which is not served yet")
+        found |= _parts(name, known, weights, model)
+    return found
+
+
+def _parts(name: str, known: str, weights: LoRAWeights, model: ModelBase) -> dict[str, LoRAMatrices]:
+    """A module, or the parts that the model has of it."""
+    kinds = {
+        "as an embedding": weights.embedding,
+        "by DoRA": weights.magnitude is not None,
+        "by a bias (lora_bias)": weights.bias is not None,
+    }
+    if what := next((what for what, there in kinds.items() if there), ""):
+        raise AdapterError(name, f"the adapter changes it {what}, and {MERGE}")
+    lora_b = weights.lora_b.float() * weights.scaling
+    own = model.canonical(known)
+    several = model.unstacked(own, (len(lora_b), weights.lora_a.shape[1]))
+    if not several:
+        return {own.removesuffix(".weight"): LoRAMatrices(weights.lora_a, lora_b)}
+    if any(len(at) != 1 or not isinstance(at[0], slice) for at in several.values()):
+        raise AdapterError(name, f"the adapter changes a stack of experts, and {MERGE}")
+    return {part.removesuffix(".weight"): LoRAMatrices(weights.lora_a, lora_b[at]) for part, at in several.items()}

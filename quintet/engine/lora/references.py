@@ -1,0 +1,110 @@
+"""Adapters by the names that callers give them: finds their files, and tells them apart by what these hold."""
+
+import itertools
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from quintet.config import EngineConfig
+from quintet.engine.lora.manager import LoRAManager
+from quintet.lora.adapter import adapter_digest, write_adapter
+from quintet.lora.request import LoRAReference, LoRARequest
+from quintet.sampling_params import ParameterError
+
+FindFolder = Callable[[str], Path]  # a path or a hub id -> the folder
+
+
+class NamedAdapter:
+    """An adapter that a caller has named, and the number that vLLM's calls know it by."""
+
+    def __init__(self, request: LoRARequest, number: int, reference: LoRAReference) -> None:
+        self.request, self.number, self.reference = request, number, reference
+
+
+class LoRAReferences:
+    """Adapters of one client. Any thread may call it."""
+
+    def __init__(self, config: EngineConfig, find: FindFolder, manager: LoRAManager | None) -> None:
+        """`manager`: the engine's, where that is in this process; it says at once what is wrong with an adapter."""
+        self._enabled, self._find, self._manager = config.enable_lora, find, manager
+        self._named: dict[str, NamedAdapter] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._written: tempfile.TemporaryDirectory[str] | None = None  # adapters that came as tensors
+
+    def reference(self, request: LoRARequest) -> LoRAReference:
+        """Returns an adapter as requests carry it, once the engine has read it. ValueError or OSError says what is
+        wrong with it."""
+        self._check(request)
+        folder = self._folder(request)
+        reference = LoRAReference(request.lora_name, str(folder), adapter_digest(folder))
+        if self._manager is not None and (why := self._manager.load(reference).wait()):
+            self._manager.remove(reference.digest)
+            raise ValueError(f"the adapter {request.lora_name!r} cannot be served: {why}")
+        with self._lock:
+            known = self._named.get(request.lora_name)
+            if known is None or known.reference != reference or request.lora_int_id not in (0, known.number):
+                number = request.lora_int_id or (known.number if known is not None else next(self._numbers))
+                self._named[request.lora_name] = NamedAdapter(request, number, replace(reference, number=number))
+            return self._named[request.lora_name].reference
+
+    def _check(self, request: LoRARequest) -> None:
+        if not isinstance(request, LoRARequest):
+            raise ParameterError("lora_request", f"is a LoRARequest, not {type(request).__name__}")
+        if not self._enabled:
+            raise ParameterError("lora_request", "needs enable_lora=True when the engine is started")
+        if not request.lora_name or not isinstance(request.lora_name, str):
+            raise ParameterError("lora_request", "needs a lora_name")
+        if not request.lora_path and request.lora_tensors is None:
+            raise ParameterError("lora_request", "needs a lora_path, or lora_tensors and peft_config")
+        if request.lora_tensors is not None and request.peft_config is None:
+            raise ParameterError("lora_request", "has lora_tensors and no peft_config; give both")
+
+    def _folder(self, request: LoRARequest) -> Path:
+        if request.lora_tensors is None:
+            return self._find(request.lora_path)
+        assert request.peft_config is not None
+        with self._lock:
+            if self._written is None:
+                self._written = tempfile.TemporaryDirectory(prefix="quintet-adapters-")
+            folder = Path(tempfile.mkdtemp(dir=self._written.name))
+        write_adapter(folder, request.peft_config, request.lora_tensors)
+        return folder
+
+    def numbers(self) -> set[int]:
+        """Returns the numbers of the adapters that were named here."""
+        with self._lock:
+            return {each.number for each in self._named.values()}
+
+    def remove(self, adapter: int | str) -> bool:
+        """Forgets an adapter, by its number or name -> whether it was there. Requests that have it go on."""
+        with self._lock:
+            found = self._find_named(adapter)
+            if found is None:
+                return False
+            del self._named[found.reference.name]
+        if self._manager is not None:
+            self._manager.remove(found.reference.digest)
+        return True
+
+    def pin(self, adapter: int | str) -> bool:
+        """Keeps an adapter in host memory and in its slot. ValueError if it is not known, or no slot would be left."""
+        with self._lock:
+            found = self._find_named(adapter)
+        if found is None or self._manager is None:
+            raise ValueError(f"adapter {adapter!r} is not loaded in this process; call add_lora() first")
+        self._manager.load(found.reference).wait()
+        self._manager.pin(found.reference.digest)
+        return True
+
+    def _find_named(self, adapter: int | str) -> NamedAdapter | None:
+        if isinstance(adapter, str):
+            return self._named.get(adapter)
+        return next((each for each in self._named.values() if each.number == adapter), None)
+
+    def close(self) -> None:
+        """Deletes the files of adapters that came as tensors."""
+        if self._written is not None:
+            self._written.cleanup()

@@ -1,0 +1,1 @@
+"""Merges LoRA adapters into checkpoints."""
