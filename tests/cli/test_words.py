@@ -193,7 +193,7 @@ def test_run_continues_a_prompt_where_there_is_no_chat_template(
         def get_default_sampling_params(self) -> SamplingParams:
             return SamplingParams()
 
-        def stream(self, prompt: str, params: SamplingParams) -> Iterator[RequestOutput]:
+        def stream(self, prompt: str, params: SamplingParams, lora_request: None = None) -> Iterator[RequestOutput]:
             completion = CompletionOutput(index=0, text=f"{prompt} {params.max_tokens}", token_ids=[1], events=[])
             yield RequestOutput("0", prompt, [1], None, [completion], finished=True)
 

@@ -145,7 +145,7 @@ class CPU(Platform):
             weight_formats=frozenset(
                 [*SCHEMES, *(BESIDE if _can_pack() else ("grouped",)), *["embedding"] * _can_look_up_packed()]
             ),
-            lora=True,
+            lora=load_extension() is None or hasattr(load_extension(), "add_lora"),  # an older one lacks it
             sleep=True,
             batch_invariant=True,
             processes=True,

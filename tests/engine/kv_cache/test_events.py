@@ -15,6 +15,7 @@ from quintet.engine import startup
 from quintet.engine.kv_cache import events as kv_events
 from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, external_hash, group_index
 from quintet.engine.kv_cache.page_pool import PagePool
+from quintet.lora.request import LoRAReference
 from tests.engine.kv_transfer.test_manager import Connected, Odd, beginnings
 from tests.engine.test_overlap import Served, traffic
 from tests.helpers.platforms.null_engine import VOCAB, complete, greedy, null_client
@@ -133,6 +134,17 @@ def test_who_listens_knows_what_is_cached(settings: dict[str, Any]) -> None:
     assert set(kept.mirror.pages) == cached(pool)
     served.engine.reset_prefix_cache()
     assert not kept.mirror.pages and not cached(pool)
+
+
+def test_events_name_the_adapter_that_computed_a_page() -> None:
+    sent: list[EventBatch] = []
+    kept = Kept()
+    kept.send = sent.append  # type: ignore[method-assign]
+    log = KVEventLog(kept, 2, "map")  # type: ignore[arg-type]
+    log.log_stored(b"a" * 20, None, [1, 2], LoRAReference("sql", "path", b"digest", 7))
+    log.log_stored(b"b" * 20, None, [3, 4])
+    log.publish()
+    assert [(each.lora_id, each.lora_name) for each in sent[0].events] == [(7, "sql"), (None, None)]
 
 
 def test_pages_that_came_from_elsewhere_are_told_of() -> None:

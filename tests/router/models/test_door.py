@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import re
 import sys
@@ -81,6 +82,19 @@ async def test_the_model_of_a_request_answers(asked: str | None, by: str) -> Non
         (call,) = there.fakes[by].calls
         assert call.json.get("model") == (None if asked is None else by), "the engine gets its model's own name"
         assert call.json["messages"] == HI["messages"]
+
+
+async def test_a_models_adapters_are_names_that_its_engine_answers() -> None:
+    adapted = ServerConfig(lora_modules=["sql=adapters/sql"])
+    specs = [spec("a"), dataclasses.replace(spec("b", aliases=("alias",)), server=adapted)]
+    async with door(specs) as there:
+        for asked, engines in (("sql", "sql"), ("sql:latest", "sql"), ("alias", "b")):
+            assert (await there.chat(asked)).json() == {"by": "b"}
+            assert there.fakes["b"].calls[-1].json["model"] == engines
+        cards = {each["id"]: each for each in (await there.client.get("/v1/models")).json()["data"]}
+        assert list(cards) == ["a", "b", "sql"]
+        assert (cards["sql"]["parent"], cards["sql"]["root"]) == ("b", "adapters/sql")
+        assert (await there.client.get("/v1/models/sql")).json() == cards["sql"]
 
 
 async def test_an_unknown_model_is_a_404_that_lists_all() -> None:

@@ -47,6 +47,28 @@ def test_an_entry_takes_over_another_ones_settings(tmp_path: Path) -> None:
     assert [(each.engine.model, each.engine.max_model_len) for each in (one, two)] == [("bundled", 64), ("bundled", 32)]
 
 
+def test_adapters_of_a_model_are_names_of_their_own(tmp_path: Path) -> None:
+    text = "a: {model: bundled, enable_lora: true, lora_modules: [{name: sql, path: x}, law=y]}\n"
+    (found,) = read_models(written(tmp_path, text), {}, {})
+    assert [(each.name, each.path) for each in found.server.lora_modules] == [("sql", "x"), ("law", "y")]
+    with pytest.raises(ValueError, match="'sql' names both 'a' and 'sql'"):
+        read_models(written(tmp_path, text + "sql: bundled\n"), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "refusal"),
+    [
+        ("lora_modules: [sql=x]", "lora_modules needs enable_lora"),
+        ("enable_lora: true, allow_runtime_lora: true", "allow_runtime_lora: adapters of --models are those of"),
+        ("enable_lora: true, lora_modules: [a=x]", "'a', which is the model's own name"),
+        ("enable_lora: true, lora_modules: [x]", "must be NAME=FOLDER"),
+    ],
+)
+def test_adapters_that_cannot_be_served_are_refused(entry: str, refusal: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=refusal):
+        read_models(written(tmp_path, f"a: {{model: bundled, {entry}}}\n"), {}, {})
+
+
 def test_a_model_in_the_place_of_the_list_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="is one model; give it as MODEL"):

@@ -1,12 +1,13 @@
 """Scrapes as a test reads them, and a service over the fake engine that tells everything an engine tells."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.engine.observability.stats import (
     ExpertStats,
     KVConnectorStats,
+    LoRAStats,
     SchedulerStats,
     SpecDecodeStats,
     Stats,
@@ -26,7 +27,7 @@ STATS = Stats(
     SpecDecodeStats(num_drafts=9, num_draft_tokens=20, num_accepted_tokens=8, accepted_at=(5, 3)),
     KVConnectorStats(external_queries=90, pages_stored=7, pages_loaded=2, pages_failed=1),
     experts=ExpertStats(expert_balancedness=0.75, expert_placements=4, experts_moved=11),
-    num_deferred=1,
+    lora=LoRAStats(("a", "b"), ("c",)), num_deferred=1,
 )  # fmt: skip
 
 
@@ -35,6 +36,10 @@ class TellingBackend(FakeBackend):
     """With all the figures of an engine."""
 
     told: Stats = field(default_factory=lambda: STATS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model_info = replace(self.model_info, max_loras=2)
 
     def stats(self) -> Stats:
         return self.told
