@@ -188,13 +188,22 @@ class HttpClient:
             connecting = loop.create_unix_connection(HttpConnection, address.uds)
         else:
             connecting = loop.create_connection(HttpConnection, address.host, address.port, ssl=self._context)
-        try:
-            _, connection = await asyncio.wait_for(connecting, seconds)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise ConnectFailed(f"no connection within {seconds:g} s") from None
+        task = loop.create_task(connecting)
+        try:  # wait_for() of Python 3.11 and older may take no notice of a cancellation that comes with the connection
+            await asyncio.wait([task], timeout=seconds)
+            if not task.done():
+                raise ConnectFailed(f"no connection within {seconds:g} s")
+            return task.result()[1]
+        except asyncio.CancelledError:
+            if task.done() and task.exception() is None:
+                task.result()[1].abort()
+            raise
         except OSError as error:
+            if isinstance(error, ConnectFailed):
+                raise
             raise ConnectFailed(f"no connection: {error.strerror or error}") from error
-        return connection
+        finally:
+            task.cancel()
 
 
 class HttpExchange:

@@ -298,3 +298,21 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_stream, "MAX_EVENT", 10)
     with pytest.raises(HttpProtocolError, match="longer than 10"):
         events(b"data: " + b"x" * 20)
+
+
+async def test_a_cancellation_that_comes_with_the_connection_is_heeded(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, client = asyncio.get_running_loop(), HttpClient(ServerAddress("127.0.0.1", fake.port))
+    connect = loop.create_connection
+
+    async def connecting(*args: Any, **settings: Any) -> Any:
+        made = await connect(*args, **settings)
+        asking.cancel()
+        return made
+
+    monkeypatch.setattr(loop, "create_connection", connecting)
+    asking = loop.create_task(client.request("GET", "/v1/models"))
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    client.close()
