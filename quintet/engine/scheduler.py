@@ -187,6 +187,8 @@ class Scheduler:
     def _admit(self, plan: StepPlan) -> None:
         """Starts waiting requests in their order, until one has no room; some let others go ahead of them."""
         place, blocked = 0, None  # the first that waits for a slot for its adapter
+        if self._lora is not None:
+            self._lora.begin_plan()
         while place < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[place]
             if blocked is not None and request.lora is not None and blocked.num_overtaken >= MAX_OVERTAKEN:

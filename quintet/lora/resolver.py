@@ -71,7 +71,7 @@ class HubResolver(LoRAResolver):
 
 def make_resolvers(folder: str | None, repositories: Collection[str]) -> list[LoRAResolver]:
     """Returns the resolvers to ask, in order. ValueError names an installed one that cannot be used."""
-    made: list[LoRAResolver] = [] if folder is None else [FolderResolver(Path(folder).expanduser())]
+    made: list[LoRAResolver] = [] if folder is None else [FolderResolver(Path(folder).expanduser().absolute())]
     if repositories:
         made.append(HubResolver(repositories))
     for point in sorted(entry_points(GROUP), key=lambda each: each.name):

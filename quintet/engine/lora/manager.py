@@ -3,7 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -31,16 +32,19 @@ class LoadedLoRA:
     @property
     def ready(self) -> bool:
         """True if it can be written to the device."""
-        return self.future.done() and self.future.exception() is None
+        return self.future.done() and not self.future.cancelled() and self.future.exception() is None
 
     def refused(self) -> str:
         """Returns why it cannot be served; empty if it can, or still may be."""
+        if self.future.cancelled():
+            return "the engine was closed"
         error = self.future.exception() if self.future.done() else None
         return "" if error is None else str(error) or type(error).__name__
 
     def wait(self) -> str:
         """Waits until it is ready or refused, and returns refused()."""
-        wait([self.future])
+        with suppress(Exception, CancelledError):  # refused() says it
+            self.future.result()
         return self.refused()
 
 

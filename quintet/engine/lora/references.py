@@ -46,9 +46,13 @@ class LoRAReferences:
         with self._lock:
             known = self._named.get(request.lora_name)
             if known is None or known.reference != reference or request.lora_int_id not in (0, known.number):
-                number = request.lora_int_id or (known.number if known is not None else next(self._numbers))
+                number = request.lora_int_id or (known.number if known is not None else self._free_number())
                 self._named[request.lora_name] = NamedAdapter(request, number, replace(reference, number=number))
             return self._named[request.lora_name].reference
+
+    def _free_number(self) -> int:
+        used = {each.number for each in self._named.values()}
+        return next(number for number in self._numbers if number not in used)
 
     def _check(self, request: LoRARequest) -> None:
         if not isinstance(request, LoRARequest):
@@ -85,7 +89,8 @@ class LoRAReferences:
             if found is None:
                 return False
             del self._named[found.reference.name]
-        if self._manager is not None:
+            others = {each.reference.digest for each in self._named.values()}
+        if self._manager is not None and found.reference.digest not in others:
             self._manager.remove(found.reference.digest)
         return True
 
@@ -95,7 +100,8 @@ class LoRAReferences:
             found = self._find_named(adapter)
         if found is None or self._manager is None:
             raise ValueError(f"adapter {adapter!r} is not loaded in this process; call add_lora() first")
-        self._manager.load(found.reference).wait()
+        if why := self._manager.load(found.reference).wait():
+            raise ValueError(f"the adapter {found.reference.name!r} cannot be served: {why}")
         self._manager.pin(found.reference.digest)
         return True
 

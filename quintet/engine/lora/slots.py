@@ -13,12 +13,19 @@ class LoRASlots:
     def __init__(self, count: int) -> None:
         self._held: OrderedDict[int, bytes] = OrderedDict((slot, b"") for slot in range(1, count + 1))
         self._pinned: set[bytes] = set()
+        self._seen: tuple[int, frozenset[bytes]] = -1, frozenset()  # running requests, and their adapters
+
+    def begin_plan(self) -> None:
+        """Called before the first acquire() of a step: other requests may run than in the last one."""
+        self._seen = -1, frozenset()
 
     def acquire(self, request: Request, running: Collection[Request]) -> bool:
         """Gives a request that is about to start its adapter's slot -> whether there is one."""
         assert request.lora is not None
         digest = request.lora.digest
-        request.lora_slot = self._find(digest, {each.lora.digest for each in running if each.lora is not None})
+        if len(running) != self._seen[0]:  # within a plan requests are only added: the set is made when one has started
+            self._seen = len(running), frozenset(each.lora.digest for each in running if each.lora is not None)
+        request.lora_slot = self._find(digest, self._seen[1])
         if request.lora_slot:
             self._held[request.lora_slot] = digest
             self._held.move_to_end(request.lora_slot)

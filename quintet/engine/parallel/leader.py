@@ -32,7 +32,6 @@ class Leader(Engine):
         self._channel, self._items, self._number = channel, list[Any](), 0
         # requests with grammars and adapters that this rank still makes, as the others do: not sent to the others yet
         self._held: dict[str, tuple[CoreRequest, list[Need]]] = {}
-        self._confirmed: set[bytes] = set()  # digests of adapters that all ranks have read
 
     def __len__(self) -> int:
         return super().__len__() + len(self._held)
@@ -80,7 +79,11 @@ class Leader(Engine):
                 self._enter(admitted)
 
     def _is_confirmed(self, admitted: CoreRequest) -> bool:
-        return admitted.lora is None or admitted.lora.digest in self._confirmed
+        """True if all ranks have a request's adapter: a request that entered before has it, and holds it there."""
+        if admitted.lora is None:
+            return True
+        digest = admitted.lora.digest
+        return any(each.lora is not None and each.lora.digest == digest for each in self._answers.requests.values())
 
     def _confirm(self, admitted: CoreRequest) -> str:
         """Asks all ranks for a request's adapter -> why it cannot be served; empty if all have it."""
@@ -88,7 +91,6 @@ class Leader(Engine):
         self._tell(inbox.ConfirmAdapterCommand(admitted.lora))
         if why := confirm_adapter(self, admitted.lora, self._channel):
             return f"the adapter {admitted.lora.name!r} cannot be served: {why}"
-        self._confirmed.add(admitted.lora.digest)
         return ""
 
     def abort(self, request_ids: Iterable[str]) -> None:

@@ -104,9 +104,18 @@ class ServedAdapters:
         queue = self._queues.setdefault(order.work.name, deque())
         queue.append(order)
         if len(queue) == 1:
-            self._begin(order)
+            self._run_queue(order.work.name)
 
-    def _begin(self, order: wire.Order) -> None:
+    def _run_queue(self, name: str) -> None:
+        """Carries out the orders of a name, up to one that a thread has to work on."""
+        queue = self._queues[name]
+        while queue and not self._begin(queue[0]):
+            queue.popleft()
+        if not queue:
+            del self._queues[name]
+
+    def _begin(self, order: wire.Order) -> bool:
+        """Begins an order -> whether a thread works on it; if not, it has ended."""
         work, names = order.work, {each.reference.name for each in self.table.served}
         if isinstance(work, wire.UnloadLoRA):
             if work.name in names:
@@ -114,7 +123,7 @@ class ServedAdapters:
                 self._changed(order)
             else:
                 self._refuse(order, f"The lora adapter '{work.name}' cannot be found.", wire.ADAPTER_UNKNOWN)
-            return self._next(work.name)
+            return False
         assert isinstance(work, wire.LoadLoRA)
         if self._references is None:
             self._refuse(order, OFF)
@@ -127,17 +136,13 @@ class ServedAdapters:
             self._refuse(order, f"{MAX_SERVED} adapters are served, and no more can be; unload one")
         else:
             self._threads.submit(self._read, order, work)
-            return None
-        return self._next(work.name)
+            return True
+        return False
 
     def _next(self, name: str) -> None:
         """The first order of a name has ended."""
-        queue = self._queues[name]
-        queue.popleft()
-        if queue:
-            self._begin(queue[0])
-        else:
-            del self._queues[name]
+        self._queues[name].popleft()
+        self._run_queue(name)
 
     def _read(self, order: wire.Order, work: wire.LoadLoRA) -> None:
         """Runs in a thread."""
