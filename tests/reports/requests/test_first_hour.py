@@ -24,7 +24,6 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["serve", "--lora-modules", "a=b"], "there is no --lora-modules: adapters do not exist yet"),
         (["serve", "-c", "4096"], "there is no -c: use --max-model-len"),
         (["serve", "--ctx-size", "4096"], "there is no --ctx-size: use --max-model-len"),
         (["serve", "--ngl", "99"], "there is no --ngl: the whole model runs on one platform"),

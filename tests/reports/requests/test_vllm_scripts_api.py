@@ -82,7 +82,7 @@ def test_idioms_that_ask_for_nothing_are_taken(setting: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"enable_lora": True}, {"swap_space": 4}, {"cpu_offload_gb": 1}, {"task": "embed"}, {"enable_sleep_mode": "yes"},
+    [{"swap_space": 4}, {"cpu_offload_gb": 1}, {"task": "embed"}, {"enable_sleep_mode": "yes"},
      {"quantization_config": {"a": 1}}, {"max_num_seqs": 0}],
     ids=str,
 )  # fmt: skip
