@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -64,3 +65,14 @@ def _the_same_log() -> Iterator[None]:
     """A command sets the log up for the whole process."""
     with as_before():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _the_same_ctrl_c() -> Iterator[None]:
+    """A test that leaves SIGINT blocked, or with another handler, fails; the next one has what it would have alone."""
+    before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    after = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_SETMASK, before[1])
+    if after[0] is not before[0]:
+        signal.signal(signal.SIGINT, before[0])
+    assert after == before

@@ -3,8 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -43,8 +43,7 @@ class LoadedLoRA:
 
     def wait(self) -> str:
         """Waits until it is ready or refused, and returns refused()."""
-        with suppress(Exception, CancelledError):  # refused() says it
-            self.future.result()
+        wait_for([self.future])
         return self.refused()
 
 
