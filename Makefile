@@ -31,7 +31,7 @@ SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.tx
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-all test-changed test-sweep test-transformers lint format mutants
+.PHONY: help setup setup-run .packages .extension demo test test-ci test-all test-changed test-sweep test-transformers lint format mutants
 .PHONY: wheel docs mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
@@ -48,18 +48,24 @@ demo: $(RUN) ## generate and embed text with the bundled models, offline
 
 # One session; a worker that is through takes tests over from another.
 TESTS := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# The part of so many that the commit's hash names: $(call part,4) is 2/4, say.
+HASH := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
+part = $(shell echo $$((0x$(HASH) % $(1) + 1)))/$(1)
 
-test: $(STAMP) ## run the tests that take seconds
+test: $(STAMP) ## run the tests that take seconds, and a quarter of the longer ones, which the commit's hash chooses
 ifeq ($(ARGS),)
-	$(TESTS) -m "not slow and not sweep"
+	$(TESTS) -m "not slow and not sweep" --share long=$(call part,4)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-all: $(STAMP) ## run the slow ones as well, and a share of the sweep: ARGS="--sweep-share=3/10"
+test-ci: $(STAMP) ## run the tests that take seconds, half of the longer ones, a third of the slow ones, a tenth of the sweep
+	$(TESTS) --share long=$(call part,2) --share slow=$(call part,3) --share sweep=$(call part,10)
+
+test-all: $(STAMP) ## run all but the sweep
 	$(TESTS) $(or $(ARGS),-m "not sweep")
 
-test-sweep: $(STAMP) ## run the sweep, which takes hours; a share that takes minutes: ARGS="--sweep-share=3/10"
+test-sweep: $(STAMP) ## run the sweep, which takes hours; a share that takes minutes: ARGS="--share sweep=3/10"
 	$(TESTS) -m sweep $(ARGS)
 
 # A release of transformers beside the one in .venv, with the two packages whose versions it bounds.

@@ -4,11 +4,13 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers import selection
+from tests.helpers.cpu_times import CpuTimes
 from tests.helpers.logs import as_before
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads that wait for each other on busy cores
@@ -29,7 +31,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sweep-share", metavar="NUMBER/COUNT", help="of the tests marked sweep, only this share")
+    selection.add_options(parser)
+    parser.addoption("--cpu-times", metavar="FOLDER", help="write the processor time of each test into files there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := config.getoption("--cpu-times"):
+        config.pluginmanager.register(CpuTimes(Path(folder)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,13 +53,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # -m counts the marks that are given here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    selection.spread(items)
-    if share := config.getoption("--sweep-share"):
-        left = selection.outside(items, share)
-        config.hook.pytest_deselected(items=[item for item in items if item in left])
-        items[:] = [item for item in items if item not in left]
-    # the longest first: no worker waits for one at the end
-    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "sweep")))
+    selection.choose(config, items)
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,32 @@
-"""Choice of the tests of a run: the cases of a grid that stay in every run, and a share of the sweep."""
+"""Choice of the tests of a run: the cases of a grid that stay in every run, and shares of those that take long."""
 
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 
+SHARED = ("sweep", "slow", "long")  # marks of which a run may take a share; of a test with several, the first counts
+LONG_TESTS = Path(__file__).resolve().parents[1] / "long_tests.txt"
 LONGEST = 300.0  # seconds that a test of a share may ask for; longer ones run in `make test-sweep` alone
+
+
+def add_options(parser: pytest.Parser) -> None:
+    help = "of the tests with this mark (sweep, slow, long) a share alone, e.g. sweep=3/10; may be repeated"
+    parser.addoption("--share", metavar="MARK=NUMBER/COUNT", action="append", default=[], help=help)
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests, leave those out that no share has, and put the longest first: no worker waits for one at the
+    end."""
+    spread(items)
+    mark_long(items)
+    if shares := config.getoption("--share"):
+        left = outside(items, shares)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("slow", "sweep")))
 
 
 def spread(items: Iterable[pytest.Item]) -> None:
@@ -48,19 +68,37 @@ def cover(cases: Sequence[tuple[object, ...]]) -> set[int]:
     return kept
 
 
-def outside(items: Iterable[pytest.Item], share: str) -> set[pytest.Item]:
-    """The tests of the sweep that a share ("3/10": the third of ten) does not have.
-
-    A share is a tenth by a checksum of the test's name. No share has a test whose time limit is above LONGEST.
-    """
-    number, _, count = share.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise pytest.UsageError(f"--sweep-share={share!r} is no share: give NUMBER/COUNT, e.g. 3/10")
-    left = set()
+def mark_long(items: Iterable[pytest.Item]) -> None:
+    """Mark the tests of LONG_TESTS, which `python -m tests.helpers.cpu_times` writes, as long."""
+    names = set(LONG_TESTS.read_text(encoding="utf-8").split())
     for item in items:
-        if item.get_closest_marker("sweep"):
-            limit = item.get_closest_marker("timeout")
-            long = limit is not None and float(limit.args[0]) > LONGEST
-            if long or zlib.crc32(item.nodeid.encode()) % int(count) != int(number) - 1:
-                left.add(item)
-    return left
+        if item.nodeid.partition("[")[0] in names:
+            item.add_marker(pytest.mark.long)
+
+
+def outside(items: Iterable[pytest.Item], shares: Sequence[str]) -> set[pytest.Item]:
+    """The tests that shares do not have; "sweep=3/10" is the third tenth of the tests marked sweep.
+
+    The checksum of a test's name puts it into a part. No share of the sweep has a test whose limit is above LONGEST.
+    """
+    wanted: dict[str, tuple[int, int]] = {}
+    for share in shares:
+        mark, _, part = share.partition("=")
+        number, _, count = part.partition("/")
+        if mark not in SHARED or not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise pytest.UsageError(
+                f"--share={share!r} is no share: give MARK=NUMBER/COUNT, e.g. sweep=3/10; marks: {', '.join(SHARED)}"
+            )
+        wanted[mark] = int(number), int(count)
+    return {item for item in items if (mark := _mark(item)) in wanted and not _has(item, mark, *wanted[mark])}
+
+
+def _mark(item: pytest.Item) -> str:
+    return next((mark for mark in SHARED if item.get_closest_marker(mark)), "")
+
+
+def _has(item: pytest.Item, mark: str, number: int, count: int) -> bool:
+    limit = item.get_closest_marker("timeout")
+    if mark == "sweep" and limit is not None and float(limit.args[0]) > LONGEST:
+        return False
+    return zlib.crc32(item.nodeid.encode()) % count == number - 1
