@@ -2,12 +2,14 @@
 
 Pages come out of one pool, and a page of any group takes the same bytes: the groups have equally many layers, and the
 j-th layers of all groups share one tensor of the state, in which each page belongs to one group at a time (as in
-vLLM's hybrid cache). Layers with tensors of different shapes share none: each page then lies in all of them.
+vLLM's hybrid cache). Layers whose tensors have another shape than most share none: each has tensors of its own beside
+the shared ones, and a page of any group lies in these too.
 
 Layers that keep a state per request, of whatever shape, make one group together, the last. Each has a tensor of its
 own, with a place for each slot; slots have a pool of their own.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -93,11 +95,12 @@ def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) ->
         kinds.setdefault(_group_of(mixing), []).append(mixing)
     if not kinds:
         return KVCacheLayout((), ())
-    shapes = {tuple((each.dtype, each.shape, each.shards) for each in m.layouts) for ms in kinds.values() for m in ms}
-    groups = _equal_groups(kinds) if len(shapes) == 1 else list(kinds.items())
+    common = Counter(_shape(mixing) for mixing in mixings).most_common(1)[0][0]
+    alike = {kind: [each for each in members if _shape(each) == common] for kind, members in kinds.items()}
+    groups = _equal_groups({kind: members for kind, members in alike.items() if members})
     layouts: list[Layout] = []
     for index, (_, members) in enumerate(groups):
-        place = 0 if len(shapes) == 1 else len(layouts)
+        place = 0
         for mixing in members:
             mixing.group, mixing.tensor_indices = index, range(place, place + len(mixing.layouts))
             if mixing not in here:
@@ -105,7 +108,21 @@ def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) ->
             place += len(mixing.layouts)
             if place > len(layouts):
                 layouts += mixing.layouts
-    return KVCacheLayout(tuple(keeps for keeps, _ in groups), tuple(layouts))
+    keeps = [kind for kind, _ in groups]
+    for kind, members in kinds.items():
+        for mixing in members:
+            if _shape(mixing) == common:
+                continue
+            if kind not in keeps:
+                keeps.append(kind)
+            mixing.group = keeps.index(kind)
+            mixing.tensor_indices = range(len(layouts), len(layouts) + len(mixing.layouts))
+            layouts += mixing.layouts if mixing in here else ()
+    return KVCacheLayout(tuple(keeps), tuple(layouts))
+
+
+def _shape(mixing: LayerMixer) -> tuple[object, ...]:
+    return tuple((layout.dtype, layout.shape, layout.shards) for layout in mixing.layouts)
 
 
 def _group_of(mixing: LayerMixer) -> KVCacheGroup:
