@@ -59,8 +59,8 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-ci: $(STAMP) ## run the tests that take seconds, half of the longer ones, a third of the slow ones, a tenth of the sweep
-	$(TESTS) --share long=$(call part,2) --share slow=$(call part,3) --share sweep=$(call part,10)
+test-ci: $(STAMP) ## run the tests that take seconds, a third of longer and slow ones, a tenth of the sweep
+	$(TESTS) --share long=$(call part,3) --share slow=$(call part,3) --share sweep=$(call part,10)
 
 test-all: $(STAMP) ## run all but the sweep
 	$(TESTS) $(or $(ARGS),-m "not sweep")

@@ -17,6 +17,7 @@ import pytest
 from tests.helpers.selection import LONG_TESTS
 
 LONG = 1.0  # seconds of processor time, of all cases of a test that `make test` would run
+ALWAYS = "tests/rules/"  # each change may break these, and no test beside them would see it
 
 
 class CpuTimes:
@@ -43,10 +44,10 @@ def _cpu_seconds() -> float:
 
 
 def long_tests(lines: Iterable[str]) -> list[str]:
-    """Names, without their cases, of the unmarked tests whose cases take more than LONG together."""
+    """Names, without their cases, of the unmarked tests whose cases take more than LONG together, but ALWAYS."""
     seconds: dict[str, float] = defaultdict(float)
     for nodeid, mark, spent in map(json.loads, lines):
-        if not mark:
+        if not mark and not nodeid.startswith(ALWAYS):
             seconds[nodeid.partition("[")[0]] += spent
     return sorted(name for name, spent in seconds.items() if spent > LONG)
 

@@ -111,7 +111,13 @@ def test_the_list_names_tests_that_are_there() -> None:
 def test_tests_of_which_all_cases_take_a_second_are_long() -> None:
     lines = [
         json.dumps(each)
-        for each in (["a.py::b[1]", "", 0.6], ["a.py::b[2]", "", 0.6], ["a.py::c", "", 0.9], ["a.py::d", "slow", 9.0])
+        for each in (
+            ["a.py::b[1]", "", 0.6],
+            ["a.py::b[2]", "", 0.6],
+            ["a.py::c", "", 0.9],
+            ["a.py::d", "slow", 9.0],
+            ["tests/rules/e.py::f", "", 9.0],
+        )
     ]
     assert cpu_times.long_tests(lines) == ["a.py::b"]
 

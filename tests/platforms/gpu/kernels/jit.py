@@ -4,7 +4,7 @@ A launch is specialized as on a device (an argument of 1 becomes a constant, a m
 through Triton's front end, AST to TTIR. No kernel runs: results are zeros. Prints a line of JSON for each case.
 
     python tests/platforms/gpu/kernels/jit.py [--kinds probes,models,kernels,ops] [--every] [--only PART OF A NAME]
-        [--module NAME]
+        [--share NUMBER/COUNT] [--module NAME]
 
 - probes: the probe of every op's Triton providers.
 - models: prompts and two tokens of every variant of every family in bfloat16; with --every, in each type.
@@ -293,6 +293,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="of cases")
     parser.add_argument("--every", action="store_true", help="every variant of models and kernels")
     parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--share", default="1/1", metavar="NUMBER/COUNT", help="this part of the cases alone")
     parser.add_argument("--module", help="whose variants() the kernels are, if not ours")
     args = parser.parse_args()
     kinds = args.kinds.split(",")
@@ -303,8 +304,9 @@ def main() -> None:
     torch.set_num_threads(1)
     front = FrontEnd()
     pretend(front)
-    for case in cases(kinds, args.every, args.module):
-        if args.only in case[0]:
+    number, _, count = args.share.partition("/")
+    for index, case in enumerate(cases(kinds, args.every, args.module)):
+        if args.only in case[0] and index % int(count) == int(number) - 1:
             print(json.dumps(examine(front, case)), flush=True)
 
 

@@ -79,13 +79,9 @@ def test_no_model_is_refused() -> None:
     assert found and not refused(found)
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        pytest.param("kernels", marks=pytest.mark.slow),
-        pytest.param("models", marks=pytest.mark.sweep),
-        pytest.param("ops", marks=pytest.mark.sweep),
-    ],
-)
-def test_no_variant_of_a_kernel_no_type_of_a_model_and_no_op_of_the_kit_is_refused(kinds: str) -> None:
-    assert not refused(results("--kinds", kinds, "--every"))
+@pytest.mark.sweep
+@pytest.mark.parametrize("share", [f"{number}/6" for number in range(1, 7)])
+@pytest.mark.parametrize("kinds", ["kernels", "models", "ops"])
+def test_no_variant_of_a_kernel_no_type_of_a_model_and_no_op_of_the_kit_is_refused(kinds: str, share: str) -> None:
+    found = results("--kinds", kinds, "--every", "--share", share)
+    assert found and not refused(found)
