@@ -177,8 +177,10 @@ class LoRAPools:
         return PackedLoRA(pools, torch.zeros((1, self._columns), dtype=torch.int32))
 
     def pack(self, adapter: Mapping[str, LoRAMatrices]) -> PackedLoRA:
-        """Returns an adapter as write() takes it. ValueError names modules that no product here computes."""
-        unknown = sorted(set(adapter) - self.modules - self._other_stages)
+        """Returns an adapter as write() takes it. ValueError names modules that no product here computes, but those
+        whose B is zero: an encoder's pooler that the training did not reach changes nothing."""
+        there = self.modules | self._other_stages
+        unknown = sorted(name for name, each in adapter.items() if name not in there and each.lora_b.any())
         if unknown:
             there = sorted({module.rpartition(".")[2] for module in self.modules})
             raise ValueError(
