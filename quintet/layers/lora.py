@@ -182,10 +182,10 @@ class LoRAPools:
         there = self.modules | self._other_stages
         unknown = sorted(name for name, each in adapter.items() if name not in there and each.lora_b.any())
         if unknown:
-            there = sorted({module.rpartition(".")[2] for module in self.modules})
+            here = sorted({module.rpartition(".")[2] for module in self.modules})
             raise ValueError(
                 f"the adapter changes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which this model "
-                f"has no product for; it may be another model's (products here: {', '.join(there)})"
+                f"has no product for; it may be another model's (products here: {', '.join(here)})"
             )
         ranks = torch.zeros((1, self._columns), dtype=torch.int32)
         packed = {path: pool.pack(adapter, self.sizes, ranks[0]) for path, pool in self._pools.items()}
