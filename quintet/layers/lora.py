@@ -193,6 +193,9 @@ class LoRAPools:
 
     def write(self, platform: Platform, slot: int, packed: PackedLoRA) -> None:
         """Writes an adapter into a slot of all pools, from 0 on; no step runs that reads it."""
+        if self.sizes.by_torch:
+            self._copy(slot, packed)
+            return
         for path, (a, b) in packed.pools.items():
             pool = self._pools[path]
             for name, tensor in (("lora_a", a), ("lora_b", b)):
@@ -200,6 +203,19 @@ class LoRAPools:
                 platform.place(weight, {name: tensor}, into=pool.assigned_tensors)
         weight = self._weight("ranks", tuple(packed.ranks.shape), torch.int32, slot)
         platform.place(weight, {"ranks": packed.ranks}, into=self._ranks.assigned_tensors)
+
+    @torch.inference_mode()
+    def _copy(self, slot: int, packed: PackedLoRA) -> None:
+        """Copies the rows that the adapter has: hundreds of small copies, between two steps."""
+        most = int(packed.ranks.max())
+        for path, pair in packed.pools.items():
+            held = self._pools[path]._parameters  # where nn.Module would look them up, one after the other
+            for name, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+                there = held[name].narrow(0, slot, 1)  # type: ignore[union-attr]  # place() has made it
+                if most < self.sizes.max_rank:
+                    there, tensor = there.narrow(-2, 0, most), tensor.narrow(-2, 0, most)
+                there.copy_(tensor)
+        self._ranks.ranks.narrow(0, slot, 1).copy_(packed.ranks)
 
     def _weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, slot: int | None = None) -> Weight:
         """A tensor of a pool, or one slot of it: each rank keeps its own whole."""

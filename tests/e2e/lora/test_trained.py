@@ -90,8 +90,9 @@ def continued(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     return ids[len(prompt) :], logits_of(model, ids)[len(prompt) - 1 : -1].log_softmax(-1)
 
 
-def check(trained: Trained, prompts: list[str]) -> None:
-    """One batch of all prompts with all adapters and none is PEFT's, prompt by prompt."""
+def check(trained: Trained, prompts: list[str], tolerance: float) -> None:
+    """One batch of all prompts with all adapters and none is PEFT's, prompt by prompt: tokens, and log-probabilities
+    within the tolerance."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=TOP, ignore_eos=True)
     cases = [(name, trained.tokenizer(text).input_ids) for text in prompts for name in trained.adapters]
     with LLM(
@@ -103,6 +104,7 @@ def check(trained: Trained, prompts: list[str]) -> None:
             lora_request=[trained.adapters[name] for name, _ in cases],
         )  # fmt: skip
     texts: dict[str | None, str] = {}
+    farthest: dict[str | None, float] = {}
     for (name, prompt), output in zip(cases, outputs, strict=True):
         ids, wanted = theirs(trained, name, prompt)
         assert output.outputs[0].error is None
@@ -110,8 +112,11 @@ def check(trained: Trained, prompts: list[str]) -> None:
         assert output.outputs[0].logprobs is not None
         for at, entries in enumerate(output.outputs[0].logprobs):
             ours = torch.tensor([entries[token].logprob for token in entries])
-            torch.testing.assert_close(ours, wanted[at, list(entries)], rtol=0, atol=5e-4)
+            distance = (ours - wanted[at, list(entries)]).abs().max().item()
+            farthest[name] = max(farthest.get(name, 0.0), distance)
         texts.setdefault(name, output.outputs[0].text)
+    assert all(distance < tolerance for distance in farthest.values()), farthest
+    print("farthest log-probability from PEFT's:", farthest)
     assert not any(texts[None].startswith(text) for text in TAUGHT.values())
     assert [texts[name].startswith(text) for name, text in TAUGHT.items()] == [True, True], texts
 
@@ -123,7 +128,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.mark.slow
 def test_adapters_of_the_bundled_model_are_pefts(bundled: Trained) -> None:
-    check(bundled, [PROMPT, "Once upon a time", "What is 2 + 3?"])
+    check(bundled, [PROMPT, "Once upon a time", "What is 2 + 3?"], 5e-4)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +151,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_adapters_of_a_published_model_are_pefts(real: Trained) -> None:
-    check(real, [PROMPT, "def fibonacci(n):", "SELECT name FROM"])
+    check(real, [PROMPT, "def fibonacci(n):", "SELECT name FROM"], 5e-3)
