@@ -18,4 +18,4 @@ def resolve_adapter(path: str, config: EngineConfig) -> Path:
         raise ValueError(f"{path} is a file; an adapter is the folder that holds adapter_config.json")
     if path.startswith(("/", "./", "../", "~")) or HUB_ID.fullmatch(path) is None:
         raise FileNotFoundError(f"no folder {path!r} here; check the adapter's path")
-    return download(path, None, config, FILES, read_environment())
+    return download(path, None, config, FILES, read_environment(), "give the adapter's folder")

@@ -19,9 +19,15 @@ _HUB_TIMEOUT = 10.0  # seconds without an answer to the list of a model's files
 
 
 def download(
-    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
+    name: str,
+    revision: str | None,
+    config: EngineConfig,
+    patterns: Iterable[str],
+    environment: Environment,
+    remedy: str | None = None,
 ) -> Path:
-    """The folder of a hub id with the files that match. OSError says why there is none, and what to do."""
+    """The folder of a hub id with the files that match. OSError says why there is none, and what to do: `remedy`, or
+    what helps where a model is missing."""
     ignored = [*(COPIES if config.load_format != "mistral" else ()), *config.ignore_patterns]
     if environment.use_modelscope:
         return modelscope.download(
@@ -29,7 +35,7 @@ def download(
         )
     from huggingface_hub import snapshot_download
 
-    with _list_hub_files(name, revision, config, environment):
+    with _list_hub_files(name, revision, config, environment, remedy):
         return Path(
             snapshot_download(
                 name,
@@ -85,7 +91,10 @@ def _cached_snapshot(name: str, revision: str | None, config: EngineConfig) -> P
 
 
 @contextlib.contextmanager
-def _list_hub_files(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Iterator[None]:
+def _list_hub_files(
+    name: str, revision: str | None, config: EngineConfig, environment: Environment, remedy: str | None = None
+) -> Iterator[None]:
+    remedy = remedy or _remedy(config)
     from huggingface_hub import errors
 
     at = f" at revision {revision!r}" if revision else ""
@@ -104,13 +113,13 @@ def _list_hub_files(name: str, revision: str | None, config: EngineConfig, envir
             "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise ConnectionError(_not_cached(name + at, config, environment)) from error
+        raise ConnectionError(_not_cached(name + at, config, environment, remedy)) from error
     except errors.HfHubHTTPError as error:
         raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
     except (OSError, RuntimeError) + _transport_errors() as error:  # no route, no disk space, a broken transfer
         why = str(error) or type(error).__name__
         raise ConnectionError(
-            f"cannot download {name!r}{at} from the hub: {why}; check the network, or {_remedy(config)}"
+            f"cannot download {name!r}{at} from the hub: {why}; check the network, or {remedy}"
         ) from error
 
 
@@ -119,11 +128,11 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return tuple(sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules)
 
 
-def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
+def _not_cached(what: str, config: EngineConfig, environment: Environment, remedy: str) -> str:
     where = config.download_dir or environment.hf_home or "the hub's cache"
     if environment.hf_hub_offline:
-        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_remedy(config)}"
-    return f"{what} is not in {where} and the hub cannot be reached; {_remedy(config)}"
+        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {remedy}"
+    return f"{what} is not in {where} and the hub cannot be reached; {remedy}"
 
 
 def _remedy(config: EngineConfig) -> str:

@@ -177,13 +177,15 @@ class LoRAPools:
         return PackedLoRA(pools, torch.zeros((1, self._columns), dtype=torch.int32))
 
     def pack(self, adapter: Mapping[str, LoRAMatrices]) -> PackedLoRA:
-        """Returns an adapter as write() takes it. ValueError names modules that no product here computes."""
-        unknown = sorted(set(adapter) - self.modules - self._other_stages)
+        """Returns an adapter as write() takes it. ValueError names modules that no product here computes, but those
+        whose B is zero: an encoder's pooler that the training did not reach changes nothing."""
+        there = self.modules | self._other_stages
+        unknown = sorted(name for name, each in adapter.items() if name not in there and each.lora_b.any())
         if unknown:
-            there = sorted({module.rpartition(".")[2] for module in self.modules})
+            here = sorted({module.rpartition(".")[2] for module in self.modules})
             raise ValueError(
                 f"the adapter changes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which this model "
-                f"has no product for; it may be another model's (products here: {', '.join(there)})"
+                f"has no product for; it may be another model's (products here: {', '.join(here)})"
             )
         ranks = torch.zeros((1, self._columns), dtype=torch.int32)
         packed = {path: pool.pack(adapter, self.sizes, ranks[0]) for path, pool in self._pools.items()}
@@ -191,6 +193,9 @@ class LoRAPools:
 
     def write(self, platform: Platform, slot: int, packed: PackedLoRA) -> None:
         """Writes an adapter into a slot of all pools, from 0 on; no step runs that reads it."""
+        if self.sizes.by_torch:
+            self._copy(slot, packed)
+            return
         for path, (a, b) in packed.pools.items():
             pool = self._pools[path]
             for name, tensor in (("lora_a", a), ("lora_b", b)):
@@ -198,6 +203,19 @@ class LoRAPools:
                 platform.place(weight, {name: tensor}, into=pool.assigned_tensors)
         weight = self._weight("ranks", tuple(packed.ranks.shape), torch.int32, slot)
         platform.place(weight, {"ranks": packed.ranks}, into=self._ranks.assigned_tensors)
+
+    @torch.inference_mode()
+    def _copy(self, slot: int, packed: PackedLoRA) -> None:
+        """Copies the rows that the adapter has: hundreds of small copies, between two steps."""
+        most = int(packed.ranks.max())
+        for path, pair in packed.pools.items():
+            held = self._pools[path]._parameters  # where nn.Module would look them up, one after the other
+            for name, tensor in zip(("lora_a", "lora_b"), pair, strict=True):
+                there = held[name].narrow(0, slot, 1)  # type: ignore[union-attr]  # place() has made it
+                if most < self.sizes.max_rank:
+                    there, tensor = there.narrow(-2, 0, most), tensor.narrow(-2, 0, most)
+                there.copy_(tensor)
+        self._ranks.ranks.narrow(0, slot, 1).copy_(packed.ranks)
 
     def _weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, slot: int | None = None) -> Weight:
         """A tensor of a pool, or one slot of it: each rank keeps its own whole."""

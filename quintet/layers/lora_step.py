@@ -14,6 +14,7 @@ class LoRASizes:
 
     max_loras: int  # S: adapters of one batch
     max_rank: int  # R: rows of one adapter
+    by_torch: bool = False  # torch can write to what the device holds
 
 
 class LoRAStep:

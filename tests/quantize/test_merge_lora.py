@@ -88,6 +88,8 @@ SORTS: dict[str, dict[str, Any]] = {
     "head": {"target_modules": ["lm_head", "v_proj"]},
     "lora bias": {"target_modules": ["q_proj", "down_proj"], "lora_bias": True},
     "biases": {"target_modules": ["q_proj"], "bias": "all"},
+    "biases of lora": {"target_modules": ["q_proj", "down_proj"], "bias": "lora_only"},
+    "all at once": {"target_modules": ALL, "use_dora": True, "bias": "all", "modules_to_save": ["norm", "lm_head"]},
     "whole tensors": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
     "whole norms": {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
 }

@@ -31,6 +31,7 @@ def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chat-template-kwargs", metavar="JSON", help="variables for the chat template: '{\"enable_thinking\": true}'"
     )
+    generate.add_adapter_argument(group, "answers")
     _add_tool_arguments(parser.add_argument_group("tools"))
     target.add_arguments(parser)
     engine.add_sampling_arguments(
@@ -67,8 +68,12 @@ def run(arguments: argparse.Namespace, prompt: str | None = None) -> int:
 def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     extras = _conversation_options(arguments)  # a wrong file is refused before the model is loaded
     extras.template |= _parsers(arguments)
+    generate.check_adapter(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
+        if (lora := generate.adapter_of(arguments)) is not None:
+            llm.add_lora(lora)  # what is wrong with it ends the command, and not the first answer
+            extras.template["lora_request"] = lora
         if arguments.prompt is not None and not llm.get_tokenizer().chat_template and not arguments.system:
             engine.print_stderr("the model has no chat template: the prompt is continued as text")
             arguments.chat = False
@@ -95,6 +100,8 @@ def _parsers(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _remote(server: target.ServerTarget, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     target.refuse_engine_flags(arguments, but=("model",))
+    if arguments.lora_path:
+        raise ValueError("--lora-path has no effect with a server; give the adapter's name there as --model")
     for name in _PARSERS:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} has no effect with a server, which has its own; leave it out")

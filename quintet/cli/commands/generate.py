@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
-    group.add_argument(
-        "--lora-path", metavar="FOLDER", help="adapter (LoRA) that the prompts are answered with; needs --enable-lora"
-    )
+    add_adapter_argument(group, "the prompts are answered with")
     engine.add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     engine.add_arguments(parser, exclude=("seed",))
 
@@ -46,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments)
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded
-    if arguments.lora_path and not engine.engine_settings(arguments).get("enable_lora"):
-        raise ValueError("--lora-path needs --enable-lora; give both, or neither")
+    check_adapter(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         params = engine.sampling_params(llm, wanted, max_tokens=MAX_TOKENS)
@@ -55,6 +52,25 @@ def run(arguments: argparse.Namespace) -> int:
         return stream_one(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
         llm.close()
+
+
+def add_adapter_argument(group: Any, use: str) -> None:
+    """Adds --lora-path; `use`: what the adapter is for."""
+    group.add_argument(
+        "--lora-path", metavar="ADAPTER", help=f"adapter (LoRA) that {use}: a folder or hub id; needs --enable-lora"
+    )
+
+
+def check_adapter(arguments: argparse.Namespace) -> None:
+    """Called before the model is loaded. ValueError if there is an adapter, and adapters are off."""
+    if arguments.lora_path and not engine.engine_settings(arguments).get("enable_lora"):
+        raise ValueError("--lora-path needs --enable-lora; give both, or neither")
+
+
+def adapter_of(arguments: argparse.Namespace) -> LoRARequest | None:
+    """Returns the adapter that --lora-path names."""
+    path = getattr(arguments, "lora_path", None)  # `quintet complete` has none
+    return LoRARequest(Path(path).name or path, 0, path) if path else None
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
@@ -70,15 +86,10 @@ def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _adapter(arguments: argparse.Namespace) -> LoRARequest | None:
-    path = getattr(arguments, "lora_path", None)  # `quintet complete` has none
-    return LoRARequest(Path(path).name or path, 0, path) if path else None
-
-
 def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
     """Prints one output as it comes, as text after the prompt or as an answer in a chat."""
     speed, failed = engine.TokenSpeed(), None
-    lora = _adapter(arguments)
+    lora = adapter_of(arguments)
     if arguments.chat or arguments.system:
         outputs = llm.stream_chat(_messages(prompt, arguments), params, lora_request=lora)
     else:
@@ -93,7 +104,7 @@ def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argpa
 
 def _all(llm: "LLM", prompts: list[str], params: SamplingParams, arguments: argparse.Namespace) -> int:
     started, bar = time.perf_counter(), sys.stderr.isatty() and not arguments.quiet
-    lora = _adapter(arguments)
+    lora = adapter_of(arguments)
     if arguments.chat or arguments.system:
         conversations = [_messages(prompt, arguments) for prompt in prompts]
         outputs = llm.chat(conversations, params, use_tqdm=bar, lora_request=lora)

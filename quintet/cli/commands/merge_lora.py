@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("BASE", help="model that the adapter was trained on: a folder, hub id or 'bundled', in floats")
-    parser.add_argument("ADAPTER", type=Path, help="folder with adapter_config.json and adapter_model.safetensors")
+    parser.add_argument("ADAPTER", help="folder or hub id with adapter_config.json and adapter_model.safetensors")
     parser.add_argument("OUT", type=Path, help="the folder to write, which must not be there yet")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is in the folder already")
 

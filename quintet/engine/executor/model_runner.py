@@ -16,6 +16,7 @@ from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker import PreviousTokens, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
+from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
@@ -117,6 +118,10 @@ class StepRunner:
     def stages(self) -> int:
         """Pipeline stages: so many steps run at the same time."""
         return 1
+
+    def adapted_heads(self, saved: Mapping[str, Tensor]) -> AdaptedHeads:
+        """Returns the pooling heads that an adapter's tensors change: none, where no head is behind the model."""
+        return AdaptedHeads()
 
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the model."""

@@ -1,5 +1,6 @@
 """Makes the parts of an engine that serve adapters (LoRA), by its settings."""
 
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -7,14 +8,17 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.lora.manager import LoRALimits, LoRAManager
+from quintet.engine.lora.manager import LoRALimits, LoRAManager, PackedAdapter
 from quintet.engine.lora.modules import matrices_of
+from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.hub.dtypes import name_of
 from quintet.interface.platform import Capabilities
 from quintet.layers.lora import PackedLoRA
 from quintet.layers.lora_step import LoRASizes
 from quintet.lora.adapter import AdapterError, LoRAAdapter, LoRABounds, read_adapter
 from quintet.lora.request import LoRAReference
+
+AdaptHeads = Callable[[Mapping[str, torch.Tensor]], AdaptedHeads]  # of the tensors that an adapter holds whole
 
 
 def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: torch.dtype) -> LoRASizes | None:
@@ -31,28 +35,29 @@ def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: 
             f"lora_dtype={config.lora_dtype!r}: adapters are held in the model's type, {name_of(dtype)}; leave it out, "
             "or set dtype"
         )
-    return LoRASizes(config.max_loras, config.max_lora_rank)
+    return LoRASizes(config.max_loras, config.max_lora_rank, by_torch=not facts.ops_only)
 
 
-def make_lora(config: EngineConfig, ranks: WorkerGroup) -> LoRAManager | None:
+def make_lora(config: EngineConfig, ranks: WorkerGroup, adapt_heads: AdaptHeads) -> LoRAManager | None:
     """Makes the engine's adapters; None: they are off."""
     if not config.enable_lora:
         return None
     limits = LoRALimits(config.max_loras, config.max_cpu_loras or config.max_loras)
     bounds = LoRABounds(config.max_lora_rank)
 
-    def pack(reference: LoRAReference) -> list[PackedLoRA]:
+    def pack(reference: LoRAReference) -> PackedAdapter:
         adapter = read_adapter(Path(reference.path), bounds)
         if adapter.digest != reference.digest:
             raise AdapterError(
                 reference.path,
                 "has changed since it was loaded; load it again (load_inplace), or send the request again",
             )
-        return [_packed(worker, adapter) for worker in ranks.workers]
+        adapted = adapt_heads(adapter.saved)
+        return PackedAdapter([_packed(worker, adapter, adapted.used) for worker in ranks.workers], adapted.heads)
 
     return LoRAManager(ranks, limits, pack)
 
 
-def _packed(worker: Worker, adapter: LoRAAdapter) -> PackedLoRA:
+def _packed(worker: Worker, adapter: LoRAAdapter, in_heads: Collection[str]) -> PackedLoRA:
     assert worker.lora is not None
-    return worker.lora.pack(matrices_of(adapter, worker.model))
+    return worker.lora.pack(matrices_of(adapter, worker.model, in_heads))

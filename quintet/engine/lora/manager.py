@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -10,19 +10,30 @@ from weakref import WeakValueDictionary
 
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.slots import LoRASlots
+from quintet.engine.pooling.adapted_heads import Heads
 from quintet.engine.step_hook import StepHook
 from quintet.engine.step_plan import StepPlan
 from quintet.layers.lora import PackedLoRA
 from quintet.lora.request import LoRAReference
 
-PackAdapter = Callable[[LoRAReference], list[PackedLoRA]]  # reads one, and packs it for each rank here
 READERS = 2  # threads that read adapters
+
+
+@dataclass(frozen=True)
+class PackedAdapter:
+    """An adapter in host memory."""
+
+    ranks: Sequence[PackedLoRA]  # for each rank of this process
+    heads: Heads | None = None  # pooling heads in place of the model's
+
+
+PackAdapter = Callable[[LoRAReference], PackedAdapter]
 
 
 class LoadedLoRA:
     """An adapter that is read and packed for each rank of this process; a need of the requests that name it."""
 
-    def __init__(self, reference: LoRAReference, future: "Future[list[PackedLoRA]]") -> None:
+    def __init__(self, reference: LoRAReference, future: "Future[PackedAdapter]") -> None:
         self.reference, self.future, self.what = reference, future, f"the adapter {reference.name!r}"
 
     @property
@@ -33,6 +44,11 @@ class LoadedLoRA:
     def ready(self) -> bool:
         """True if it can be written to the device."""
         return self.future.done() and not self.future.cancelled() and self.future.exception() is None
+
+    @property
+    def packed(self) -> PackedAdapter:
+        """The adapter, once it is ready."""
+        return self.future.result()
 
     def refused(self) -> str:
         """Returns why it cannot be served; empty if it can, or still may be."""
@@ -111,7 +127,7 @@ class LoRAManager(StepHook):
             if self._written.get(slot) == adapter.digest:
                 continue
             self._written.pop(slot, None)  # an interruption may leave it half written
-            for worker, mine in zip(self._ranks.workers, adapter.future.result(), strict=True):
+            for worker, mine in zip(self._ranks.workers, adapter.packed.ranks, strict=True):
                 assert worker.lora is not None, "adapters are on"
                 worker.lora.write(worker.platform, slot - 1, mine)
             self._written[slot] = adapter.digest

@@ -1,7 +1,7 @@
 """Steps of a pipeline stage: each runs its layers and sends the output on; the last stage samples and sends tokens."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.parallel.step_agreement import crc32, digest, error_text, reconcile
+from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import DeviceLost
@@ -99,6 +100,9 @@ class PipelineRunner(StepRunner):
     @property
     def stages(self) -> int:
         return self._pipe.stages
+
+    def adapted_heads(self, saved: Mapping[str, torch.Tensor]) -> AdaptedHeads:
+        return self._inner.adapted_heads(saved)
 
     def warm_up(self, progress: bool) -> None:
         self._inner.warm_up(progress)

@@ -72,6 +72,7 @@ class PoolingLinear:
     norm: HeadNormWeights | None = None
     adds_input: bool = False  # to the output: as it is,
     residual: FloatRows | None = None  # or a product with these weights [outputs, inputs]
+    source: str = ""  # the module's name in the checkpoint, where adapters may have another weight for it
 
     def __call__(self, x: FloatRows) -> FloatRows:
         out = _product(self.weight, x)
@@ -159,7 +160,7 @@ def _read_linear(tensors: Mapping[str, StoredTensor], name: str, part: HeadLayer
     weight = read_tensor(tensors, f"{name}.weight")
     if weight.ndim != 2:
         raise ValueError(f"{name}.weight has the shape {weight.shape}, and a head's is [outputs, inputs]")
-    return PoolingLinear(weight, read_optional(tensors, f"{name}.bias"), part.activation, norm)
+    return PoolingLinear(weight, read_optional(tensors, f"{name}.bias"), part.activation, norm, source=name)
 
 
 def read_optional(tensors: Mapping[str, StoredTensor], name: str) -> FloatRows | None:

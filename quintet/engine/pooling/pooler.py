@@ -1,10 +1,11 @@
 """From the hidden states of one text to its numbers: which rows count, heads, dimensions, activation or length 1."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from quintet.engine.pooling.adapted_heads import Heads
 from quintet.engine.pooling.heads import FloatRows, unit_length
 from quintet.hub.pooling_task import Pooling
 from quintet.pooling_params import PoolingParams
@@ -54,7 +55,7 @@ class Pooler:
     """One model's: its plan, and the heads of each task."""
 
     pooling: Pooling
-    heads: Mapping[str, Sequence[Callable[[FloatRows], FloatRows]]]  # by task; none: hidden states as they are
+    heads: Heads  # by task; none: hidden states as they are
     softmax: bool = False  # what becomes of classes; False: each a sigmoid
     regression: bool = False  # nothing does
     relu: bool = False  # what is below 0 becomes 0
@@ -65,8 +66,11 @@ class Pooler:
         """The way of pooling that a request asks for."""
         return self.pooling.token if params.of_tokens else self.pooling.sequence
 
-    def finish(self, gathered: PooledRows, params: PoolingParams, token_ids: Sequence[int]) -> FloatRows:
-        """[n] of a text, or [tokens, n] of each; ValueError where they are not finite."""
+    def finish(
+        self, gathered: PooledRows, params: PoolingParams, token_ids: Sequence[int], heads: Heads | None = None
+    ) -> FloatRows:
+        """[n] of a text, or [tokens, n] of each; ValueError where they are not finite. `heads`: an adapter's, in place
+        of the model's."""
         kind, pooling = self.pooling_type(params), self.pooling
         if kind in ACCUMULATED:
             x = gathered.pooled(kind)
@@ -77,7 +81,7 @@ class Pooler:
             x = x[np.asarray(token_ids) == tag]
         elif params.of_tokens:
             x = self._without_ends(x, params, token_ids)
-        for product in self.heads.get(params.task or "", ()):
+        for product in (self.heads if heads is None else heads).get(params.task or "", ()):
             x = product(x)
         columns = params.returned_token_ids or pooling.returned_token_ids
         if columns and params.of_tokens:

@@ -1,6 +1,6 @@
 """Runs a planned step on the workers, and brings the hidden states that it gave to the host, text by text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from quintet.engine.executor.model_runner import Agree, Forward, StepResult, Ste
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
+from quintet.engine.pooling.adapted_heads import AdaptedHeads, adapt_heads
 from quintet.engine.pooling.heads import FloatRows
 from quintet.engine.pooling.pooler import PooledRows, Pooler
 from quintet.engine.request import Request
@@ -34,6 +35,10 @@ class PoolingRunner(StepRunner):
     @property
     def supports_overlap(self) -> bool:
         return True  # no step needs the results of the one before it
+
+    def adapted_heads(self, saved: Mapping[str, Tensor]) -> AdaptedHeads:
+        """Returns the pooler's heads with an adapter's tensors."""
+        return adapt_heads(self.pooler.heads, saved)
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
@@ -74,7 +79,8 @@ class PoolingRunner(StepRunner):
             if last:
                 request.pooled_rows = None
                 try:
-                    found[request] = self.pooler.finish(gathered, params, request.token_ids)
+                    heads = None if request.lora is None else request.lora.packed.heads
+                    found[request] = self.pooler.finish(gathered, params, request.token_ids, heads)
                 except ValueError as error:
                     found[request] = str(error)
         return found

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
+from quintet.hub.adapters import resolve_adapter
 from quintet.hub.hf_overrides import QUANTIZATION_ENTRIES
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.lora.adapter import AdapterError, LoRABounds, read_adapter
@@ -38,32 +39,35 @@ class MergeResult:
 
 
 @torch.inference_mode()
-def merge_lora(base: str, adapter: Path, output: Path, overwrite: bool = False, progress: bool = True) -> MergeResult:
+def merge_lora(
+    base: str, adapter: Path | str, output: Path, overwrite: bool = False, progress: bool = True
+) -> MergeResult:
     """Writes the folder `output`: weights in the base's types, in safetensors, config.json and tokenizer.
 
-    `base` is a folder, a hub id or "bundled", in floats. ValueError (AdapterError where it is about the adapter) or
-    OSError says what cannot be merged; the folder appears when it is whole. At most a file of 4 GiB is held in memory,
-    and the adapter.
+    `base` is a folder, a hub id or "bundled", in floats; `adapter` is a folder or a hub id. ValueError (AdapterError
+    where it is about the adapter) or OSError says what cannot be merged; the folder appears when it is whole. At most a
+    file of 4 GiB is held in memory, and the adapter.
     """
     began = time.monotonic()
     with CheckpointWriter(output, overwrite) as writer:
+        place = resolve_adapter(str(adapter), EngineConfig(base))
         folder, config = _base(base)
         weights = WeightFiles(folder)
         tensors = _tensors(weights)
-        lora, settings = read_adapter(adapter, BOUNDS), read_peft_config(adapter)
+        lora, settings = read_adapter(place, BOUNDS), read_peft_config(place)
         writer.refuse_overlap(folder)
-        plan = plan_merge(adapter, (lora, settings), tensors, _facts(config))
+        plan = plan_merge(place, (lora, settings), tensors, _facts(config))
         writer.check_space(sum(file.stat().st_size for file in weights.files()) + lora.nbytes)
         shards = CheckpointShards(writer.folder)
-        untied = _write(weights, plan, adapter, shards, progress)
+        untied = _write(weights, plan, place, shards, progress)
         shards.finish()
         copy_rest(folder, writer.folder)
         if plan.rows:
-            _copy_tokenizer(adapter, writer.folder)
+            _copy_tokenizer(place, writer.folder)
         write_json(writer.folder / "config.json", _config(read_object(folder / "config.json"), plan, untied))
-        place = writer.finish()
+        written = writer.finish()
     replaced = len(lora.saved) - len(lora.base_copies)
-    return MergeResult(place, len(lora.modules), replaced, untied, shards.num_bytes, time.monotonic() - began)
+    return MergeResult(written, len(lora.modules), replaced, untied, shards.num_bytes, time.monotonic() - began)
 
 
 def _base(name: str) -> tuple[Path, Any]:

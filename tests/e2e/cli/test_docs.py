@@ -52,7 +52,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "--model ./my-stranger": "the same tests: a checkpoint that they write",
     "--device acme": "tests/e2e/cli/test_vendor.py, where the package is installed",
     "https://store.example": "tests/clients/test_url_files.py: there is no such store",
-    "--lora-path": "tests/cli/test_generate_lora.py, with an adapter that it writes",
+    "--lora-path": "tests/cli/test_lora_path.py, with an adapter that it writes",
     "--tools mine.py": "tests/e2e/cli/test_cli.py, which answers what is asked",
     "conformance/reports/": "tests/contract/test_kit.py, section by section: it takes minutes",
     "bench simulate": "tests/tools/simulate: costs are measured first, of a model that is downloaded",

@@ -4,17 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from quintet import LLM, LoRARequest, SamplingParams
-from quintet.engine.engine import Engine
 from quintet.lora.adapter import write_adapter
 from quintet_tools.checkpoints.tiny import FAMILIES, Tiny, make
 from tests.e2e.lora.adapters import PROMPTS, adapted, ask, products, request_of, served, tokens_of
-
-MANY, VOCAB_FROM = 40, 20  # adapters, each of which has the model repeat a token of its own, from this one on
-SHORT = SamplingParams(max_tokens=3, temperature=0.0, detokenize=False, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -68,50 +62,6 @@ def test_preempted_requests_keep_their_adapters(tiny: Tiny, three: list[LoRARequ
         outputs = ask(llm, [PROMPTS[0]] * 4, mixed, params)
         assert tokens_of(outputs) == want
         assert llm.get_stats()["num_preemptions"] > 0
-
-
-@pytest.fixture(scope="module")
-def shouting(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
-    """Adapters of the head that make one token the likeliest by far, whatever came before: each another one."""
-    config, found = tiny.text, []
-    for number in range(MANY):
-        column = torch.zeros(config.vocab_size, 1)
-        column[VOCAB_FROM + number] = 1.0
-        folder = tmp_path_factory.mktemp(f"shouting{number}")
-        tensors = {}
-        for layer in range(config.num_hidden_layers):  # silences the model, so that the last norm sees one direction
-            name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
-            tensors[f"{name}.lora_A.weight"] = torch.zeros(1, config.intermediate_size)
-            tensors[f"{name}.lora_B.weight"] = torch.zeros(config.hidden_size, 1)
-        states = tiny.states([3, 4, 5])[0]
-        tensors["base_model.model.lm_head.lora_A.weight"] = 100 * states.mean(0, keepdim=True)
-        tensors["base_model.model.lm_head.lora_B.weight"] = column
-        write_adapter(folder, {"peft_type": "LORA", "r": 1, "lora_alpha": 1}, tensors)
-        found.append(request_of(folder))
-    return found
-
-
-@settings(derandomize=True, max_examples=6, deadline=None, database=None)
-@given(data=st.data())
-def test_no_request_gets_the_token_of_another_ones_adapter(
-    tiny: Tiny, shouting: list[LoRARequest], data: st.DataObject
-) -> None:
-    count = data.draw(st.integers(1, 4), "max_loras")
-    order = data.draw(st.lists(st.integers(0, MANY - 1), min_size=20, max_size=60), "adapters")
-    prompts = [[3, 4, 5 + at % 3] for at in range(len(order))]
-    with served(tiny, max_loras=count, max_cpu_loras=count + 1, max_num_seqs=6, max_num_batched_tokens=16) as llm:
-        base = {
-            tuple(prompt): tokens_of(ask(llm, [prompt], None, SHORT))[0][0]
-            for prompt in ([3, 4, 5], [3, 4, 6], [3, 4, 7])
-        }
-        found = tokens_of(ask(llm, prompts, [shouting[number] for number in order], SHORT))
-        assert isinstance(llm._client.engine, Engine)
-        assert llm._client.engine.lora is not None
-        assert len(llm._client.engine.lora.loaded) <= count + 1
-    for number, prompt, ids in zip(order, prompts, found, strict=True):
-        assert ids[0] in (VOCAB_FROM + number, base[tuple(prompt)]), (number, ids)
-    firsts = [ids[0] == VOCAB_FROM + number for number, ids in zip(order, found, strict=True)]
-    assert sum(firsts) > len(firsts) // 2, "the adapters are not heard"
 
 
 def test_other_files_under_the_same_name_never_meet_cached_pages(tiny: Tiny, tmp_path: Path) -> None:
