@@ -11,6 +11,7 @@ Around it stand input_processor.py (prompts to requests) and output_processor.py
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -185,6 +186,12 @@ class Engine:
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))
 
+    def _fail_planned(self, plan: StepPlan, request: Request, why: str) -> None:
+        """Ends a request of a step that was not started."""
+        with DeferredSigint():
+            self.scheduler.drop_planned(plan, request)
+            self._fail_request(request, why)
+
     def _can_start_next(self) -> bool:
         """True if the next step is planned and started before the host knows what the running one draws.
 
@@ -211,7 +218,7 @@ class Engine:
         (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
         plan = self.scheduler.schedule()
         for hook in self._hooks:
-            hook.before_launch(plan)
+            hook.before_launch(plan, partial(self._fail_planned, plan))
         if not plan or not self._in_flight.start(plan):
             return False
         self.scheduler.mark_started(plan)

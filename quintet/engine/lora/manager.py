@@ -1,5 +1,6 @@
 """Adapters in host memory, and their way into the slots of the device."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,13 +11,17 @@ from weakref import WeakValueDictionary
 
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.slots import LoRASlots
-from quintet.engine.step_hook import StepHook
+from quintet.engine.step_hook import Fail, StepHook
 from quintet.engine.step_plan import StepPlan
+from quintet.interface.platform import Channel, DeviceLost
 from quintet.layers.lora import PackedLoRA
 from quintet.lora.request import LoRAReference
 
 PackAdapter = Callable[[LoRAReference], list[PackedLoRA]]  # reads one, and packs it for each rank here
 READERS = 2  # threads that read adapters
+MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedLoRA:
@@ -104,17 +109,38 @@ class LoRAManager(StepHook):
         with self._lock:
             return [each.reference for each in self._kept.values() if each.ready]
 
-    def before_launch(self, plan: StepPlan) -> None:
-        """Writes the adapters of the step's requests to their slots, where others stand."""
+    def before_launch(self, plan: StepPlan, fail: Fail) -> None:
+        """Writes the adapters of the step's requests to their slots, where others stand. Where one cannot be written,
+        on any rank, its requests end on all ranks; its slot counts as empty."""
         wanted: dict[int, LoadedLoRA] = {r.lora_slot: r.lora for r in plan.tokens if r.lora is not None}
         for slot, adapter in wanted.items():
             if self._written.get(slot) == adapter.digest:
                 continue
             self._written.pop(slot, None)  # an interruption may leave it half written
-            for worker, mine in zip(self._ranks.workers, adapter.future.result(), strict=True):
+            if why := first_refusal(self._ranks.channel, self._write(slot, adapter)):
+                self._forget(adapter.digest)  # the next request that names it has it read again
+                for request in [each for each in plan.tokens if each.lora_slot == slot]:
+                    fail(request, f"{adapter.what} cannot be written to the device: {why}")
+            else:
+                self._written[slot] = adapter.digest
+
+    def _forget(self, digest: bytes) -> None:
+        with self._lock:
+            self._kept.pop(digest, None)
+            self._known.pop(digest, None)
+
+    def _write(self, slot: int, adapter: LoadedLoRA) -> str:
+        """Writes an adapter to a slot -> what went wrong; empty if nothing did."""
+        try:
+            for worker, packed in zip(self._ranks.workers, adapter.future.result(), strict=True):
                 assert worker.lora is not None, "adapters are on"
-                worker.lora.write(worker.platform, slot - 1, mine)
-            self._written[slot] = adapter.digest
+                worker.lora.write(worker.platform, slot - 1, packed)
+        except DeviceLost:
+            raise
+        except Exception as error:  # no memory left, or a fault of the platform's: it costs these requests alone
+            logger.exception("%s cannot be written to slot %d", adapter.what, slot)
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def start_over(self) -> None:
         """Forgets what the device holds: it may have slept."""
@@ -123,3 +149,12 @@ class LoRAManager(StepHook):
     def close(self) -> None:
         """Ends the threads."""
         self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def first_refusal(channel: Channel | None, why: str) -> str:
+    """Returns why a rank cannot go on with an adapter, with its number where ranks are processes; empty if all can.
+    Each rank calls it at the same point, with its own reason or nothing."""
+    if channel is None:
+        return why
+    notes = channel.exchange(why.encode()[:MAX_ERROR_BYTES])
+    return next((f"rank {rank}: {note.decode(errors='ignore')}" for rank, note in enumerate(notes) if note), "")
