@@ -7,7 +7,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.lora.manager import LoRALimits, LoRAManager
+from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole
 from quintet.engine.lora.modules import matrices_of
 from quintet.hub.dtypes import name_of
 from quintet.interface.platform import Capabilities
@@ -34,7 +34,7 @@ def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: 
     return LoRASizes(config.max_loras, config.max_lora_rank)
 
 
-def make_lora(config: EngineConfig, ranks: WorkerGroup) -> LoRAManager | None:
+def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole) -> LoRAManager | None:
     """Makes the engine's adapters; None: they are off."""
     if not config.enable_lora:
         return None
@@ -50,7 +50,7 @@ def make_lora(config: EngineConfig, ranks: WorkerGroup) -> LoRAManager | None:
             )
         return [_packed(worker, adapter) for worker in ranks.workers]
 
-    return LoRAManager(ranks, limits, pack)
+    return LoRAManager(ranks, limits, pack, role)
 
 
 def _packed(worker: Worker, adapter: LoRAAdapter) -> PackedLoRA:

@@ -40,8 +40,8 @@ class LoRAReferences:
         self._check(request)
         folder = self._folder(request)
         reference = LoRAReference(request.lora_name, str(folder), adapter_digest(folder))
-        if self._manager is not None and (why := self._manager.load(reference).wait()):
-            self._manager.remove(reference.digest)
+        if self._manager is not None and (why := self._manager.check(reference)):
+            self._manager.forget(reference.digest)
             raise ValueError(f"the adapter {request.lora_name!r} cannot be served: {why}")
         with self._lock:
             known = self._named.get(request.lora_name)
@@ -100,7 +100,7 @@ class LoRAReferences:
             found = self._find_named(adapter)
         if found is None or self._manager is None:
             raise ValueError(f"adapter {adapter!r} is not loaded in this process; call add_lora() first")
-        if why := self._manager.load(found.reference).wait():
+        if why := self._manager.check(found.reference):
             raise ValueError(f"the adapter {found.reference.name!r} cannot be served: {why}")
         self._manager.pin(found.reference.digest)
         return True

@@ -1,6 +1,5 @@
 """An adapter that fails costs the requests that name it, and no others."""
 
-from pathlib import Path
 
 import pytest
 import torch
