@@ -4,16 +4,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from quintet.config import EngineConfig
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.lora.manager import LoRARole
+from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.parallel.external_launcher import MirroredLeader
 from quintet.engine.parallel.follower import Follower
 from quintet.engine.parallel.leader import Leader
 from quintet.interface.platform import DeviceLost
+from quintet.lora.adapter import write_adapter
+from quintet.lora.request import LoRARequest
 from quintet.outputs import TokenDelta
 from tests.engine.lora.shelves import WAIT, Desk, Shelf, ThreadChannel, asked, engine_of, named
 
@@ -227,3 +233,45 @@ def test_ranks_of_a_launcher_read_many_adapters_alike() -> None:
 
     first, second = mirrored(work)
     assert first == second and len(first) == 12 and not any(first.values())
+
+
+def folder_of(place: Path, scale: float) -> Path:
+    """An adapter's files."""
+    tensors = {"q_proj.lora_A.weight": torch.full((1, 4), scale), "q_proj.lora_B.weight": torch.ones(4, 1)}
+    write_adapter(place, {"peft_type": "LORA", "r": 1, "lora_alpha": 1}, tensors)
+    return place
+
+
+def test_ranks_of_a_launcher_refuse_a_name_together(tmp_path: Path) -> None:
+    config = EngineConfig(model="bundled", enable_lora=True)
+    one, other = folder_of(tmp_path / "one", 1.0), folder_of(tmp_path / "other", 2.0)
+
+    def work(engine: Engine, gate: threading.Event) -> list[str]:
+        assert isinstance(engine, MirroredLeader) and engine.lora is not None
+        rank = engine.lora._ranks.channel._rank  # type: ignore[union-attr]
+
+        def find(path: str) -> Path:
+            if path == "here" and rank:
+                raise FileNotFoundError("check the adapter's path")
+            if path == "nowhere":
+                raise FileNotFoundError("nowhere is no folder")
+            return other if path == "differs" and rank else one
+
+        references = LoRAReferences(config, find, engine.lora, engine.agree_on_files)
+        found = []
+        for name, path in [("a", "here"), ("a", "nowhere"), ("a", "differs"), ("gone", "x"), ("fine", "x")]:
+            try:
+                found.append(references.reference(LoRARequest(name, 0, path)).name)
+            except (ValueError, OSError) as error:
+                found.append(f"{type(error).__name__}: {error}")
+        return found
+
+    first, second = mirrored(work, bad="gone")
+    assert first == second == [
+        "ValueError: the adapter 'a' cannot be served: rank 1: check the adapter's path",
+        "FileNotFoundError: nowhere is no folder",
+        "ValueError: the adapter 'a' cannot be served: rank 1 has other files than rank 0; give all ranks the same "
+        "adapter, and send the request again",
+        "ValueError: the adapter 'gone' cannot be served: rank 1: no file of gone",
+        "fine",
+    ]  # fmt: skip
