@@ -20,6 +20,7 @@ from quintet.engine.observability.request_stats import RequestStats, RequestTime
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.parallel.commands import SaveShardedCommand
 from quintet.engine.parallel.eplb.balancer import ExpertBalancer
+from quintet.engine.parallel.external_launcher import MirroredLeader
 from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.engine.sampling.load_processors import load_processors
@@ -83,7 +84,8 @@ class EngineClient:
             self.engine = launch(prepared, progress, self.grammars)
         self.input_processor = _input_processor(prepared, self.tokenizer, self.grammars)
         lora = self.engine.lora if isinstance(self.engine, Engine) else None
-        self.adapters = LoRAReferences(config, self._adapter_folder, lora)
+        agree = self.engine.agree_on_files if isinstance(self.engine, MirroredLeader) else None
+        self.adapters = LoRAReferences(config, self._adapter_folder, lora, agree)
         self.output_processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}

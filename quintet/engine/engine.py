@@ -11,6 +11,7 @@ Around it stand input_processor.py (prompts to requests) and output_processor.py
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,8 @@ import torch
 from quintet.common.interrupts import DeferredSigint
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.in_flight import InFlightSteps
-from quintet.engine.lora.manager import LoadedLoRA, LoRAManager
+from quintet.engine.lora.loaded import LoadedLoRA
+from quintet.engine.lora.manager import LoRAManager
 from quintet.engine.needs import needs_of, refusal, wait_for_any
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.stats import MAX_LORA_NAMES, LoRAStats, Stats
@@ -100,7 +102,7 @@ class Engine:
         return self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
 
     def _adapter(self, admitted: CoreRequest) -> LoadedLoRA | None:
-        """Returns a request's adapter, which begins to be read."""
+        """Returns a request's adapter, which is read when there is room for it."""
         if admitted.lora is None:
             return None
         if self.lora is None:
@@ -138,6 +140,7 @@ class Engine:
                 if hook.waits_for_steps:
                     self._collect()
                 hook.before_step(self._fail_request)
+            self._advance_adapters()
             if self._unready:
                 self._check_needs()
             self._end_late_requests()
@@ -158,6 +161,15 @@ class Engine:
             for need in needs_of(request):
                 need.wait()
 
+    def _advance_adapters(self) -> None:
+        """Has adapters read in the order of the requests that wait; they may take the places of others, whose requests
+        wait behind them."""
+        if self.lora is None or not self.lora.is_short:
+            return
+        running = {each.lora.digest for each in self.scheduler.running if each.lora is not None}
+        if self.lora.advance((each.lora for each in self.scheduler.waiting if each.lora is not None), (), running):
+            self._unready = [request for request in self.scheduler.waiting if not request.ready]
+
     def _check_needs(self) -> None:
         """Ends requests that cannot have what they need; while all wait for that, waits a moment."""
         if len(self._unready) == len(self._answers.requests):
@@ -169,6 +181,8 @@ class Engine:
                     continue  # it has ended
                 if why := refusal(needs_of(request)):
                     self._fail_request(request, why)
+                    if request.lora is not None and self.lora is not None and request.lora.refused():
+                        self.lora.forget(request.lora.digest)
                 elif not request.ready:
                     self._unready.append(request)
 
@@ -184,6 +198,12 @@ class Engine:
 
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))
+
+    def _fail_planned(self, plan: StepPlan, request: Request, why: str) -> None:
+        """Ends a request of a step that was not started."""
+        with DeferredSigint():
+            self.scheduler.drop_planned(plan, request)
+            self._fail_request(request, why)
 
     def _can_start_next(self) -> bool:
         """True if the next step is planned and started before the host knows what the running one draws.
@@ -211,7 +231,7 @@ class Engine:
         (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
         plan = self.scheduler.schedule()
         for hook in self._hooks:
-            hook.before_launch(plan)
+            hook.before_launch(plan, partial(self._fail_planned, plan))
         if not plan or not self._in_flight.start(plan):
             return False
         self.scheduler.mark_started(plan)

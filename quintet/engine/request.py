@@ -15,7 +15,7 @@ from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.kv_cache.manager import PrefixMatch
-    from quintet.engine.lora.manager import LoadedLoRA
+    from quintet.engine.lora.loaded import LoadedLoRA
     from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
     from quintet.engine.spec_decode.ngram import TokenHistory

@@ -175,14 +175,19 @@ class Scheduler:
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Moves it back to the queue; its tokens are computed again, or found in the prefix cache."""
         self.running.remove(request)
-        for page in plan.cached_pages.pop(request, ()):  # it was in this step already: they will not be written
-            self.pool.uncache(page)
-        plan.preempt(request)
+        self.drop_planned(plan, request)
+        plan.preempted.append(request)
         request.drop_unknown()
         self.kv_cache_manager.release(request)
         request.num_preemptions += 1
         self._num_preemptions += 1
         self.add(request)
+
+    def drop_planned(self, plan: StepPlan, request: Request) -> None:
+        """Takes a request out of a step that was not started; what it holds is to be released."""
+        for page in plan.cached_pages.pop(request, ()):  # they will not be written
+            self.pool.uncache(page)
+        plan.drop(request)
 
     def _admit(self, plan: StepPlan) -> None:
         """Starts waiting requests in their order, until one has no room; some let others go ahead of them."""

@@ -286,7 +286,7 @@ def _engine_parts(
     tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
     drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
-    lora = make_lora(config, ranks, runner.adapted_heads)
+    lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None

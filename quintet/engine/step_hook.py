@@ -26,8 +26,9 @@ class StepHook:
     def before_step(self, fail: Fail) -> None:
         """Called before a step is planned."""
 
-    def before_launch(self, plan: "StepPlan") -> None:
-        """Called when a step is planned, and before its model is started; an empty plan is not started."""
+    def before_launch(self, plan: "StepPlan", fail: Fail) -> None:
+        """Called when a step is planned, and before its model is started; an empty plan is not started. `fail` takes a
+        request out of the plan, too."""
 
     def after_step(self, plan: "StepPlan") -> None:
         """Called when a step has finished, and its tokens are appended. Failed steps are left out."""

@@ -176,6 +176,8 @@ class StepOutputProcessor:
         self._in_flight.drop(request)
         request.drop_unknown()
         del self.requests[request.request_id]
+        if request.lora is not None:
+            request.lora.users -= 1
         delta = _delta(request, list(token_ids))
         delta.finish_reason, delta.stop_reason, delta.kv_transfer_params = reason.value, stop, lent
         return delta

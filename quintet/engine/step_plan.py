@@ -61,9 +61,9 @@ class StepPlan:
         self.num_rows += request.num_rows(request.num_computed, count)
         self.num_drafts += request.num_drafts
 
-    def preempt(self, request: Request) -> None:
+    def drop(self, request: Request) -> None:
+        """Takes out a request, whether it is there or not."""
         count = self.tokens.pop(request, 0)
         self.num_tokens -= count
         self.num_rows -= request.num_rows(request.num_computed, count) if count else 0
         self.num_drafts -= request.num_drafts if count else 0
-        self.preempted.append(request)

@@ -35,7 +35,7 @@ class Noting(StepHook):
             fail(self.fails, "a hook ended it")
             self.fails = None
 
-    def before_launch(self, plan: StepPlan) -> None:
+    def before_launch(self, plan: StepPlan, fail: Fail) -> None:
         self.note("launch")
         self.plans.append(plan)
 

@@ -8,7 +8,8 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.lora.manager import LoRALimits, LoRAManager, PackedAdapter
+from quintet.engine.lora.loaded import PackedAdapter
+from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole
 from quintet.engine.lora.modules import matrices_of
 from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.hub.dtypes import name_of
@@ -38,7 +39,7 @@ def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: 
     return LoRASizes(config.max_loras, config.max_lora_rank, by_torch=not facts.ops_only)
 
 
-def make_lora(config: EngineConfig, ranks: WorkerGroup, adapt_heads: AdaptHeads) -> LoRAManager | None:
+def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole, adapt_heads: AdaptHeads) -> LoRAManager | None:
     """Makes the engine's adapters; None: they are off."""
     if not config.enable_lora:
         return None
@@ -55,7 +56,7 @@ def make_lora(config: EngineConfig, ranks: WorkerGroup, adapt_heads: AdaptHeads)
         adapted = adapt_heads(adapter.saved)
         return PackedAdapter([_packed(worker, adapter, adapted.used) for worker in ranks.workers], adapted.heads)
 
-    return LoRAManager(ranks, limits, pack)
+    return LoRAManager(ranks, limits, pack, role)
 
 
 def _packed(worker: Worker, adapter: LoRAAdapter, in_heads: Collection[str]) -> PackedLoRA:

@@ -14,6 +14,7 @@ from quintet.lora.request import LoRAReference, LoRARequest
 from quintet.sampling_params import ParameterError
 
 FindFolder = Callable[[str], Path]  # a path or a hub id -> the folder
+AgreeOnFiles = Callable[[LoRAReference, str], str]  # an adapter, why this rank cannot read it -> why none serves it
 
 
 class NamedAdapter:
@@ -26,9 +27,12 @@ class NamedAdapter:
 class LoRAReferences:
     """Adapters of one client. Any thread may call it."""
 
-    def __init__(self, config: EngineConfig, find: FindFolder, manager: LoRAManager | None) -> None:
-        """`manager`: the engine's, where that is in this process; it says at once what is wrong with an adapter."""
-        self._enabled, self._find, self._manager = config.enable_lora, find, manager
+    def __init__(
+        self, config: EngineConfig, find: FindFolder, manager: LoRAManager | None, agree: AgreeOnFiles | None = None
+    ) -> None:
+        """`manager`: the engine's, where that is in this process; it finds at once what is wrong with an adapter.
+        `agree`: where each rank gets the same calls."""
+        self._enabled, self._find, self._manager, self._agree = config.enable_lora, find, manager, agree
         self._named: dict[str, NamedAdapter] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -38,17 +42,33 @@ class LoRAReferences:
         """Returns an adapter as requests carry it, once the engine has read it. ValueError or OSError says what is
         wrong with it."""
         self._check(request)
-        folder = self._folder(request)
-        reference = LoRAReference(request.lora_name, str(folder), adapter_digest(folder))
-        if self._manager is not None and (why := self._manager.load(reference).wait()):
-            self._manager.remove(reference.digest)
-            raise ValueError(f"the adapter {request.lora_name!r} cannot be served: {why}")
+        reference = self._readable(request.lora_name, lambda: self._folder(request))
         with self._lock:
             known = self._named.get(request.lora_name)
             if known is None or known.reference != reference or request.lora_int_id not in (0, known.number):
                 number = request.lora_int_id or (known.number if known is not None else self._free_number())
                 self._named[request.lora_name] = NamedAdapter(request, number, replace(reference, number=number))
             return self._named[request.lora_name].reference
+
+    def _readable(self, name: str, find: Callable[[], Path]) -> LoRAReference:
+        """Returns an adapter that the engine has read, on all ranks where these get the same calls."""
+        reference, why, error = LoRAReference(name, "", b""), "", None
+        try:
+            folder = find()
+            reference = LoRAReference(name, str(folder), adapter_digest(folder))
+            why = "" if self._manager is None else self._manager.check(reference)
+        except Exception as caught:  # the others wait for what this rank has found
+            if self._agree is None:
+                raise
+            why, error = str(caught) or type(caught).__name__, caught
+        agreed = why if self._agree is None else self._agree(reference, why)
+        if agreed and self._manager is not None:
+            self._manager.forget(reference.digest)
+        if error is not None and agreed == why:
+            raise error
+        if agreed:
+            raise ValueError(f"the adapter {name!r} cannot be served: {agreed}")
+        return reference
 
     def _free_number(self) -> int:
         used = {each.number for each in self._named.values()}
@@ -100,9 +120,8 @@ class LoRAReferences:
             found = self._find_named(adapter)
         if found is None or self._manager is None:
             raise ValueError(f"adapter {adapter!r} is not loaded in this process; call add_lora() first")
-        if why := self._manager.load(found.reference).wait():
-            raise ValueError(f"the adapter {found.reference.name!r} cannot be served: {why}")
-        self._manager.pin(found.reference.digest)
+        reference = self._readable(found.reference.name, lambda: Path(found.reference.path))
+        self._manager.pin(reference.digest)
         return True
 
     def _find_named(self, adapter: int | str) -> NamedAdapter | None:

@@ -77,7 +77,7 @@ class Profiler(StepHook):
         if self.spans.events is not None:
             self.spans.begin()
 
-    def before_launch(self, plan: "StepPlan") -> None:
+    def before_launch(self, plan: "StepPlan", fail: Fail) -> None:
         if self.spans.events is not None:
             self.spans.lap("schedule", plan)
 

@@ -27,15 +27,22 @@ class CompileCommand(msgspec.Struct, tag=True, array_like=True):
 
 
 class LoadAdapterCommand(msgspec.Struct, tag=True, array_like=True):
-    """Announces a request with this adapter, so that it is read."""
+    """Has an adapter read into host memory, which requests will name."""
 
     reference: LoRAReference
 
 
-class ConfirmAdapterCommand(msgspec.Struct, tag=True, array_like=True):
-    """Asks each rank whether it could read an adapter."""
+class DropAdapterCommand(msgspec.Struct, tag=True, array_like=True):
+    """Has an adapter leave host memory: no request has it."""
 
-    reference: LoRAReference
+    digest: bytes
+
+
+class ConfirmAdaptersCommand(msgspec.Struct, tag=True, array_like=True):
+    """Asks each rank how far it is in reading adapters."""
+
+    references: list[LoRAReference]
+    waits: bool  # for a moment: there is no step to compute
 
 
 class ResetPrefixCacheCommand(msgspec.Struct, tag=True, array_like=True):
@@ -58,9 +65,10 @@ class SaveShardedCommand(msgspec.Struct, tag=True, array_like=True):
     folder: str
 
 
-RequestCommand = AddCommand | AbortCommand | CompileCommand | LoadAdapterCommand | ResetPrefixCacheCommand
+AdapterCommand = LoadAdapterCommand | DropAdapterCommand
+RequestCommand = AddCommand | AbortCommand | CompileCommand | AdapterCommand | ResetPrefixCacheCommand
 # each rank reports its result
-CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdapterCommand
+CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdaptersCommand
 
 
 class CommandBatch(msgspec.Struct, array_like=True):

@@ -12,10 +12,12 @@ from quintet.config import EngineConfig, read_environment
 from quintet.distributed.rendezvous import listen_on
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import Leader, confirm_adapter
+from quintet.engine.parallel.adapters import MAX_ADAPTERS
+from quintet.engine.parallel.leader import MAX_ERROR_BYTES, HeldRequest, Leader
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.interface.types import RankInfo
+from quintet.lora.request import LoRAReference
 
 EXTERNAL = "external_launcher"
 _count = itertools.count()  # engines of this process: each has its own rendezvous
@@ -122,12 +124,47 @@ class MirroredLeader(Leader):
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; all ranks wait for its grammar and its adapter, which must be there on each."""
         item = inbox.make_add(replace(admitted, arrival=0.0))  # clocks differ
-        if admitted.lora is not None and self.lora is not None:
-            if why := confirm_adapter(self, admitted.lora, self._channel):
-                raise ValueError(f"the adapter {admitted.lora.name!r} cannot be served: {why}")
-        Engine.add(self, admitted)
+        self._check_id(admitted)
+        if admitted.lora is None:
+            self._enter(admitted)
+        else:
+            self.check_awake()
+            self._matcher(admitted)  # or why it cannot be
+            self._held[admitted.request_id] = HeldRequest(admitted, None, self._adapter(admitted))
         self._items.append(item)
+
+    def _enter(self, admitted: CoreRequest) -> None:
+        try:
+            Engine.add(self, admitted)
+        finally:
+            self._release(admitted.request_id)
         self.wait_for_needs()
+
+    def agree_on_files(self, reference: LoRAReference, why: str) -> str:
+        """Compares with the other ranks an adapter that the caller names -> why none serves it: `why`, if it is the
+        same on all. Each rank calls it, also one that cannot read the adapter."""
+        assert self.lora is not None, "adapters are on"
+        reason = why.encode()[:MAX_ERROR_BYTES]
+        notes = self._channel.exchange(hashlib.sha256(reference.digest).digest() + reason)
+        others = [rank for rank, note in enumerate(notes) if note != notes[0]]
+        reasons = [note[hashlib.sha256().digest_size :].decode(errors="ignore") for note in notes]
+        if any(reasons):
+            rank = next(rank for rank, each in enumerate(reasons) if each)
+            return f"rank {rank}: {reasons[rank]}" if others else why
+        if others:
+            return (
+                f"rank {others[0]} has other files than rank 0; give all ranks the same adapter, and send the request "
+                "again"
+            )
+        adapter = self.lora.find(reference)
+        adapter.confirmed = adapter.has_place
+        return ""
+
+    def _agree_on_adapters(self, idle: bool) -> dict[bytes, str]:
+        """Compares all, also those that are read already: ranks do the same, and differ in how fast they read."""
+        here = self._held_adapters().values()
+        asked = [each.reference for each in here if each.has_place and not each.confirmed][:MAX_ADAPTERS]
+        return self._confirm(asked, idle, {})
 
     def _end_late_requests(self) -> None:
         """Ends none: clocks differ, and every rank must do the same."""

@@ -12,7 +12,8 @@ from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import confirm_adapter, run_on_all_ranks
+from quintet.engine.parallel.adapters import agree_on_adapters
+from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.multiproc import CLOSED
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
@@ -98,8 +99,9 @@ class Follower:
             for item in box.items:
                 self._do(item)
             self._trace(box.traced)
-            if isinstance(box.collective, inbox.ConfirmAdapterCommand):
-                confirm_adapter(self._engine, box.collective.reference, self._channel)
+            if isinstance(box.collective, inbox.ConfirmAdaptersCommand):
+                assert self._engine.lora is not None, "rank 0 has the same settings"
+                agree_on_adapters(self._engine.lora, box.collective.references, self._channel, box.collective.waits)
             elif box.collective is None:
                 self._engine.compute()
                 self._engine.take_deltas()
@@ -116,7 +118,10 @@ class Follower:
             self._grammars.matcher(item.grammar)  # begins
         elif isinstance(item, inbox.LoadAdapterCommand):
             assert self._engine.lora is not None, "rank 0 has the same settings"
-            self._engine.lora.load(item.reference)  # begins
+            self._engine.lora.prepare(item.reference)  # begins
+        elif isinstance(item, inbox.DropAdapterCommand):
+            assert self._engine.lora is not None, "rank 0 has the same settings"
+            self._engine.lora.forget(item.digest)
         else:
             self._engine.reset_prefix_cache()
 

@@ -1,25 +1,54 @@
 """Engine of rank 0, where ranks are processes: all its calls are sent to the other ranks, too, before a step."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.common.interrupts import DeferredSigint
 from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.lora.loaded import LoadedLoRA
 from quintet.engine.needs import Need, refusal, wait_for_any
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel import commands as inbox
+from quintet.engine.parallel.adapters import MAX_ADAPTERS, AgreedAdapters, agree_on_adapters
 from quintet.engine.request import CoreRequest
+from quintet.engine.scheduler import MAX_OVERTAKEN
 from quintet.interface.platform import ASIDE, Channel, DeviceLost
 from quintet.lora.request import LoRAReference
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
+from quintet.structured_output.grammar import Matcher
 
 T = TypeVar("T")
 
 MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
 RECOVERABLE = (ValueError, NotImplementedError, OSError, MemoryError)  # after which an engine is as it was
+
+
+@dataclass
+class HeldRequest:
+    """A request that is not sent to the other ranks yet: not all have what it needs."""
+
+    admitted: CoreRequest
+    matcher: Matcher | None
+    lora: LoadedLoRA | None
+    num_overtaken: int = 0  # requests with adapters that entered before it, while its adapter had no place
+
+    @property
+    def needs(self) -> list[Need]:
+        found: tuple[Need | None, ...] = self.matcher, self.lora
+        return [need for need in found if need is not None]
+
+    @property
+    def can_be_ready(self) -> bool:
+        """True if this rank has what it needs."""
+        return all(need.ready or need.refused() for need in self.needs)
+
+    @property
+    def ready(self) -> bool:
+        """True if all ranks have what it needs."""
+        return (self.matcher is None or self.matcher.ready) and (self.lora is None or self.lora.confirmed)
 
 
 class Leader(Engine):
@@ -30,75 +59,117 @@ class Leader(Engine):
     def __init__(self, parts: EngineParts, channel: Channel) -> None:
         super().__init__(parts)
         self._channel, self._items, self._number = channel, list[Any](), 0
-        # requests with grammars and adapters that this rank still makes, as the others do: not sent to the others yet
-        self._held: dict[str, tuple[CoreRequest, list[Need]]] = {}
+        # requests with grammars and adapters that are made on all ranks first: not sent to the others yet
+        self._held: dict[str, HeldRequest] = {}
 
     def __len__(self) -> int:
         return super().__len__() + len(self._held)
 
     @property
     def busy(self) -> bool:
-        """True also where a rank is gone: the next step reports it."""
-        return super().busy or bool(self._held or self._channel.aborted)
+        """True also where a rank is gone, which the next step reports, or has to hear of an adapter."""
+        heard = self.lora is None or not self.lora.has_orders
+        return super().busy or bool(self._held or self._channel.aborted) or not heard
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; it enters when its grammar and its adapter are there, as they must be on every rank."""
         inbox.make_add(admitted)  # or why it cannot be
-        if admitted.request_id in self._held:
-            raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
-        found: tuple[Need | None, ...] = (self._matcher(admitted), self._adapter(admitted))
-        needs = [need for need in found if need is not None]
-        ready = all(need.ready for need in needs) and self._is_confirmed(admitted)
-        if ready or admitted.request_id in self._answers.requests:
-            return self._enter(admitted)
+        self._check_id(admitted)
         self.check_awake()
-        if admitted.grammar:
+        held = HeldRequest(admitted, self._matcher(admitted), self._adapter(admitted))
+        first = not self._held
+        self._held[admitted.request_id] = held
+        if held.ready and (held.lora is None or first):  # else in its turn
+            self._enter(admitted)
+        elif admitted.grammar:
             self._items.append(inbox.CompileCommand(admitted.grammar))
-        if admitted.lora is not None:
-            self._items.append(inbox.LoadAdapterCommand(admitted.lora))
-        self._held[admitted.request_id] = admitted, needs
+
+    def _check_id(self, admitted: CoreRequest) -> None:
+        request_id = admitted.request_id
+        if request_id in self._held or request_id in self._answers.requests:
+            raise ValueError(f"request id {request_id!r} is in use; give each running request its own")
+
+    def _release(self, request_id: str) -> None:
+        held = self._held.pop(request_id, None)
+        if held is not None and held.lora is not None:
+            held.lora.users -= 1
 
     def _enter(self, admitted: CoreRequest) -> None:
-        super().add(admitted)
+        try:
+            super().add(admitted)
+        finally:
+            self._release(admitted.request_id)
+        self._send_adapter_orders()  # before it, in the order in which they were given
         self._items.append(inbox.make_add(admitted))
+
+    def _send_adapter_orders(self) -> None:
+        """Adapters that enter or leave this rank's host memory do so on the others."""
+        for order in self.lora.take_orders() if self.lora is not None else ():
+            digest = order.reference.digest
+            self._items.append(
+                inbox.LoadAdapterCommand(order.reference) if order.loads else inbox.DropAdapterCommand(digest)
+            )
+
+    def _advance_adapters(self) -> None:
+        """Adapters of requests that have entered keep their places, which the other ranks count on; others get them in
+        the order of the requests that are held."""
+        if self.lora is not None and self.lora.is_short:
+            running, waiting = self.scheduler.running, self.scheduler.waiting
+            entered = {each.lora.digest for each in waiting if each.lora is not None}
+            on_device = {each.lora.digest for each in running if each.lora is not None}
+            self.lora.advance(self._held_adapters().values(), entered, on_device)
 
     def _add_ready(self) -> None:
         """Enters requests that have what they need; where there is nothing else to do, waits a moment for one."""
-        unready = [[need for need in needs if not need.ready] for _, needs in self._held.values()]
-        if len(self._held) == len(self) and all(unready):
-            wait_for_any(need for needs in unready for need in needs)
-        for request_id, (admitted, needs) in list(self._held.items()):
-            why, ready = refusal(needs), all(need.ready for need in needs)
-            if ready and not self._is_confirmed(admitted):
-                why = self._confirm(admitted)
-            if why or ready:
-                del self._held[request_id]
+        self._advance_adapters()
+        refused, blocked = self._agree_on_adapters(idle=len(self._held) == len(self)), None
+        for request_id, held in list(self._held.items()):
+            why = refusal([] if held.matcher is None else [held.matcher])
+            if held.lora is not None and held.lora.digest in refused:
+                why = f"{held.lora.what} cannot be served: {refused[held.lora.digest]}"
             if why:
+                self._release(request_id)
                 self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=why))
-            elif ready:
-                self._enter(admitted)
+            elif held.ready and (held.lora is None or blocked is None or blocked.num_overtaken < MAX_OVERTAKEN):
+                self._enter(held.admitted)
+                if blocked is not None:
+                    blocked.num_overtaken += held.lora is not None
+            elif blocked is None and held.lora is not None and not held.lora.has_place:
+                blocked = held
 
-    def _is_confirmed(self, admitted: CoreRequest) -> bool:
-        """True if all ranks have a request's adapter: a request that entered before has it, and holds it there."""
-        if admitted.lora is None:
-            return True
-        digest = admitted.lora.digest
-        return any(each.lora is not None and each.lora.digest == digest for each in self._answers.requests.values())
+    def _agree_on_adapters(self, idle: bool) -> dict[bytes, str]:
+        """Learns which adapters of held requests all ranks have -> why others cannot be served. Waits a moment where
+        the ranks are idle and no request has what it needs."""
+        if idle and not any(held.ready or held.can_be_ready for held in self._held.values()):
+            wait_for_any(need for held in self._held.values() for need in held.needs if not need.ready)
+        here = self._held_adapters()
+        found = {digest: each.refused() for digest, each in here.items() if each.refused()}
+        asked = [each.reference for each in here.values() if each.ready and not each.confirmed][:MAX_ADAPTERS]
+        if asked:
+            self._tell(inbox.ConfirmAdaptersCommand(asked, idle))
+        return self._confirm(asked, idle, found)
 
-    def _confirm(self, admitted: CoreRequest) -> str:
-        """Asks all ranks for a request's adapter -> why it cannot be served; empty if all have it."""
-        assert admitted.lora is not None
-        self._tell(inbox.ConfirmAdapterCommand(admitted.lora))
-        if why := confirm_adapter(self, admitted.lora, self._channel):
-            return f"the adapter {admitted.lora.name!r} cannot be served: {why}"
-        return ""
+    def _held_adapters(self) -> dict[bytes, LoadedLoRA]:
+        """Returns the adapters of held requests, in the order of these."""
+        return {each.lora.digest: each.lora for each in self._held.values() if each.lora is not None}
+
+    def _confirm(self, asked: list[LoRAReference], idle: bool, refused: dict[bytes, str]) -> dict[bytes, str]:
+        """Compares adapters with the other ranks -> why these, and those that are `refused`, cannot be served."""
+        if self.lora is None:
+            return {}
+        found = agree_on_adapters(self.lora, asked, self._channel, idle) if asked else AgreedAdapters([], {})
+        for reference in found.ready:
+            self.lora.find(reference).confirmed = True
+        for digest in (refused := refused | found.refused):
+            self.lora.forget(digest)
+        return refused
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(request_ids))
         if ids:
             self._items.append(inbox.make_abort(ids))
             for request_id in ids:
-                self._held.pop(request_id, None)
+                self._release(request_id)
         super().abort(ids)
 
     def _end_late_requests(self) -> None:
@@ -151,16 +222,10 @@ class Leader(Engine):
 
     def _tell(self, joint: inbox.CollectiveCommand | None) -> None:
         self._number += 1
+        self._send_adapter_orders()
         traced = self.profiler.spans.events is not None
         items, self._items = self._items, []
         self._channel.broadcast(inbox.encode(self._number, items, traced, joint))
-
-
-def confirm_adapter(engine: Engine, reference: LoRAReference, channel: Channel) -> str:
-    """Waits for an adapter on this rank, and tells the others how that ended -> why one of them has not got it."""
-    assert engine.lora is not None, "all ranks have the same settings"
-    notes = channel.exchange(engine.lora.load(reference).wait().encode()[:MAX_ERROR_BYTES])
-    return next((f"rank {rank}: {note.decode(errors='ignore')}" for rank, note in enumerate(notes) if note), "")
 
 
 def run_on_all_ranks(channel: Channel, work: Callable[[], T]) -> T:

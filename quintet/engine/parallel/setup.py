@@ -15,6 +15,7 @@ from quintet.distributed.rendezvous import listen_on
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import RemoteRanks, WorkerGroup
+from quintet.engine.lora.manager import LoRARole
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.parallel.external_launcher import (
     EXTERNAL,
@@ -49,6 +50,7 @@ __all__ = [
     "is_leader",
     "smallest_plan",
     "make_engine",
+    "lora_role",
     "join_ranks",
     "make_workers",
     "with_launcher_values",
@@ -165,6 +167,15 @@ def make_workers(
 def is_leader(ranks: WorkerGroup) -> bool:
     """Returns whether this process gets the caller's requests; other ranks get them from rank 0."""
     return ranks.channel is None or ranks.remote_ranks is not None
+
+
+def lora_role(ranks: WorkerGroup) -> LoRARole:
+    """Returns how the adapters in this process's memory are chosen."""
+    if ranks.channel is None:
+        return LoRARole.ALONE
+    if not is_leader(ranks):
+        return LoRARole.FOLLOWS
+    return LoRARole.MIRRORS if isinstance(ranks.remote_ranks, LaunchedRanks) else LoRARole.LEADS
 
 
 def make_engine(parts: EngineParts, ranks: WorkerGroup) -> Engine:

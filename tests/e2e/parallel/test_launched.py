@@ -18,6 +18,7 @@ from quintet.engine.parallel.ray import cluster_address, rank_resources
 from quintet.engine.startup import prepare
 from quintet.interface.platform import Capabilities
 from quintet.platforms import SelectedPlatform
+from tests.helpers.lora_adapters import bundled_adapter
 from tests.helpers.platforms.loopback import LoopbackPlatform
 from tests.helpers.processes import gone
 from tests.helpers.servers.serving import Server, until, words_of
@@ -72,6 +73,35 @@ def test_every_process_of_torchrun_gets_the_same_and_is_told_where_calls_differ(
     with LLM("bundled", **SMALL) as alone:
         [output] = alone.generate("Once upon a time", GREEDY, use_tqdm=False)
     assert first[3] == f"first {output.outputs[0].text}" and first[0] == f"awake {output.outputs[0].text}"
+
+
+ADAPTERS = """
+import os, sys
+from pathlib import Path
+from quintet import LLM, LoRARequest, SamplingParams
+rank, folder = os.environ["RANK"], Path(sys.argv[0]).parent
+llm = LLM("bundled", device="cpu", kv_cache_memory_bytes="16M", max_model_len=256, use_tqdm=False, enable_lora=True,
+          distributed_executor_backend="external_launcher", tensor_parallel_size=2)
+greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+def say(*words):
+    sys.stdout.write(" ".join(map(str, (rank, *words))) + "\\n")
+for path in (folder / "adapter" if rank == "0" else folder / "nowhere", folder / "adapter"):
+    try:
+        [output] = llm.generate("One day", greedy, use_tqdm=False, lora_request=LoRARequest("sql", 1, str(path)))
+        say("tokens", output.outputs[0].token_ids)
+    except ValueError as error:
+        say("refused", error)
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_that_one_process_of_torchrun_cannot_read_is_refused_by_all(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ADAPTERS)
+    bundled_adapter(tmp_path / "adapter", seed=1)
+    lines = by_torchrun(tmp_path / "script.py", 2).splitlines()
+    first, second = (sorted(line[2:] for line in lines if line.startswith(rank)) for rank in "01")
+    assert first == second and first[0].startswith("refused the adapter 'sql' cannot be served: rank 1: ")
+    assert len(first) == 2 and first[1].startswith("tokens [")
 
 
 SAID = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}

@@ -54,7 +54,7 @@ class ExpertBalancer(StepHook):
         if self.waits_for_steps:
             self._place()
 
-    def before_launch(self, plan: StepPlan) -> None:
+    def before_launch(self, plan: StepPlan, fail: Fail) -> None:
         """Counts a step that begins, on every rank."""
         if not plan:
             return
