@@ -7,7 +7,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole
+from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole, PackAdapter
 from quintet.engine.lora.modules import matrices_of
 from quintet.hub.dtypes import name_of
 from quintet.interface.platform import Capabilities
@@ -39,6 +39,11 @@ def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole) -> LoRAM
     if not config.enable_lora:
         return None
     limits = LoRALimits(config.max_loras, config.max_cpu_loras or config.max_loras)
+    return LoRAManager(ranks, limits, adapter_reader(config, ranks), role)
+
+
+def adapter_reader(config: EngineConfig, ranks: WorkerGroup) -> PackAdapter:
+    """Returns what reads an adapter and packs it for each rank of this process; the weights need not be loaded."""
     bounds = LoRABounds(config.max_lora_rank)
 
     def pack(reference: LoRAReference) -> list[PackedLoRA]:
@@ -50,7 +55,7 @@ def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole) -> LoRAM
             )
         return [_packed(worker, adapter) for worker in ranks.workers]
 
-    return LoRAManager(ranks, limits, pack, role)
+    return pack
 
 
 def _packed(worker: Worker, adapter: LoRAAdapter) -> PackedLoRA:

@@ -1,10 +1,11 @@
 """Adapters (LoRA) that a server's requests may name. Engine 0 has the names; every API process knows them."""
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -63,11 +64,8 @@ class ServedAdapters:
             self._set(work, reference)
 
     def _reference_at_start(self, work: wire.LoadLoRA) -> LoRAReference:
-        try:
+        with _named_in_errors(work):
             return self._reference(work)
-        except (ValueError, OSError) as error:
-            kind = OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"lora_modules: {work.name}={work.path}: {error}") from error
 
     def _reference(self, work: wire.LoadLoRA) -> LoRAReference:
         if self._references is None:
@@ -200,6 +198,23 @@ class ServedAdapters:
     def _refuse(self, order: wire.Order, why: str, kind: str = "ValueError") -> None:
         logger.warning("refused: %s", why)
         self._send(order.worker, wire.Answer(order.number, why, kind))
+
+
+def check_modules(modules: Sequence[wire.LoadLoRA], read: Callable[[str], object]) -> None:
+    """Has the adapters that are served from the start read by their paths, before the weights are. ValueError or
+    OSError names the one that is wrong."""
+    for work in modules:
+        with _named_in_errors(work):
+            read(work.path)
+
+
+@contextlib.contextmanager
+def _named_in_errors(work: wire.LoadLoRA) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"lora_modules: {work.name}={work.path}: {error}") from error
 
 
 class Waker:
