@@ -91,7 +91,7 @@ def read_peft_config(folder: Path) -> PeftLoraConfig:
     try:
         entries = read_object(file)
     except ValueError as error:
-        raise AdapterError(folder, str(error)) from None
+        raise AdapterError(folder, str(error).replace(str(file), file.name)) from None
     return parse_peft_config(entries, file)
 
 

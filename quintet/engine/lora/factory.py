@@ -50,7 +50,7 @@ def adapter_reader(config: EngineConfig, ranks: WorkerGroup) -> PackAdapter:
         adapter = read_adapter(Path(reference.path), bounds)
         if adapter.digest != reference.digest:
             raise AdapterError(
-                reference.path,
+                Path(reference.path),
                 "has changed since it was loaded; load it again (load_inplace), or send the request again",
             )
         return [_packed(worker, adapter) for worker in ranks.workers]

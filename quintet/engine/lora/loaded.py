@@ -5,6 +5,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 
 from quintet.layers.lora import PackedLoRA
+from quintet.lora.errors import public_text
 from quintet.lora.request import LoRAReference
 
 
@@ -50,6 +51,6 @@ class LoadedLoRA:
 
 
 def refusal_of(future: "Future[list[PackedLoRA]]") -> str:
-    """Returns why an adapter could not be read; empty if it was, or still is."""
+    """Returns why an adapter could not be read, as callers of a server may know it; empty if it was, or still is."""
     error = future.exception() if future.done() else None
-    return "" if error is None else str(error) or type(error).__name__
+    return "" if error is None else public_text(error)

@@ -119,7 +119,7 @@ class LoRAManager(StepHook):
                 self._kept.move_to_end(adapter.digest)
             elif self._make_room(lambda each: each.users == 0, ()):
                 self._give_place(adapter)
-            future = adapter.future if adapter.has_place else self._readers.submit(self._pack, reference)
+            future = adapter.future if adapter.has_place else self._readers.submit(self._logged_pack, reference)
         wait_for([future])
         return refusal_of(future)
 
@@ -180,9 +180,16 @@ class LoRAManager(StepHook):
         """Runs in a thread."""
         with suppress(InvalidStateError):  # the engine was closed
             try:
-                future.set_result(self._pack(reference))
+                future.set_result(self._logged_pack(reference))
             except BaseException as error:
                 future.set_exception(error)
+
+    def _logged_pack(self, reference: LoRAReference) -> list[PackedLoRA]:
+        try:
+            return self._pack(reference)
+        except Exception as error:
+            logger.warning("adapter %r of %s: %s", reference.name, reference.path, error)
+            raise
 
     def _drop(self, adapter: LoadedLoRA) -> None:
         del self._kept[adapter.digest]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.processes import messages as wire
+from quintet.lora.errors import public_text
 from quintet.lora.request import LoRAReference, LoRARequest
 
 if TYPE_CHECKING:
@@ -147,11 +148,12 @@ class ServedAdapters:
         try:
             outcome = _Outcome(order, self._reference(work), None)
         except FileNotFoundError as error:
-            why = f"No adapter found for '{work.path}': {error}"
+            why = f"No adapter found for '{work.path}': {public_text(error)}"
             outcome = _Outcome(order, None, wire.Answer(order.number, why, wire.ADAPTER_UNKNOWN))
         except tuple(wire.FIXABLE.values()) as error:
-            failure = wire.Failure.of(error)
-            outcome = _Outcome(order, None, wire.Answer(order.number, failure.why, failure.kind))
+            logger.warning("adapter %r of %s: %s", work.name, work.path, error)  # with folders, which callers get not
+            kind, why = wire.Failure.of(error).kind, public_text(error)
+            outcome = _Outcome(order, None, wire.Answer(order.number, why, kind))
         except Exception as error:  # whatever a file holds: it costs this order, and not the engine
             logger.exception("the adapter %r cannot be read", work.name)
             why = f"the adapter {work.name!r} cannot be read ({type(error).__name__}); the server's log says more"
