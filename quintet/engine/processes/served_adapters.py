@@ -1,6 +1,7 @@
 """Adapters (LoRA) that a server's requests may name. Engine 0 has the names; every API process knows them."""
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -57,6 +58,7 @@ class ServedAdapters:
         self._queues: dict[str, deque[wire.Order]] = {}  # by the adapter's name; the first of each is under way
         self._unconfirmed: list[_Unconfirmed] = []
         self._clients: set[int] = set()
+        self._numbers = itertools.count()
 
     def load_at_start(self, modules: Sequence[wire.LoadLoRA]) -> None:
         """Reads the adapters that are served from the start. ValueError or OSError names the one that is wrong."""
@@ -174,8 +176,9 @@ class ServedAdapters:
             self._next(order.work.name)
 
     def _set(self, work: wire.LoadLoRA, reference: LoRAReference) -> None:
-        served = wire.ServedLoRA(reference, work.path, work.base_model_name, int(time.time()))
         names = [each.reference.name for each in self.table.served]
+        number = self.table.served[names.index(work.name)].number if work.name in names else next(self._numbers)
+        served = wire.ServedLoRA(reference, work.path, work.base_model_name, int(time.time()), number)
         if work.name in names:  # it keeps its place in lists
             place = names.index(work.name)
             rest = (*self.table.served[:place], served, *self.table.served[place + 1 :])
