@@ -88,7 +88,6 @@ class LoRAManager(StepHook):
         """Returns the adapter with this content; it is read at once if there is room, or when its turn comes."""
         with self._lock:
             adapter = self._find(reference)
-            self._removed.pop(adapter.digest, None)
             if adapter.has_place:
                 self._kept.move_to_end(adapter.digest)
             elif self._role is LoRARole.FOLLOWS or len(self._kept) < self._limits.max_cpu_loras:
@@ -115,6 +114,7 @@ class LoRAManager(StepHook):
         in the place of one that has no requests. Any thread may call it."""
         with self._lock:
             adapter = self._find(reference)
+            self._removed.pop(adapter.digest, None)
             if adapter.has_place:
                 self._kept.move_to_end(adapter.digest)
             elif self._make_room(lambda each: each.users == 0, ()):
