@@ -11,6 +11,15 @@ FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 
 def resolve_adapter(path: str, config: EngineConfig) -> Path:
     """Returns the folder of an adapter, downloaded if need be. OSError or ValueError says what is wrong."""
+    folder = local_adapter(path)
+    if folder is not None:
+        return folder
+    return download(path, None, config, FILES, read_environment(), "give the adapter's folder")
+
+
+def local_adapter(path: str) -> Path | None:
+    """Returns the folder of an adapter on this machine; None: it is a hub id. OSError or ValueError says what is
+    wrong."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -18,4 +27,4 @@ def resolve_adapter(path: str, config: EngineConfig) -> Path:
         raise ValueError(f"{path} is a file; an adapter is the folder that holds adapter_config.json")
     if path.startswith(("/", "./", "../", "~")) or HUB_ID.fullmatch(path) is None:
         raise FileNotFoundError(f"no folder {path!r} here; check the adapter's path")
-    return download(path, None, config, FILES, read_environment(), "give the adapter's folder")
+    return None

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from quintet.lora import tensor_names as names
 from quintet.lora.errors import AdapterError, shown
-from quintet.lora.peft_config import CONFIG, PeftLoraConfig, parse_peft_config, read_peft_config
+from quintet.lora.peft_config import CONFIG, WEIGHTS, PeftLoraConfig, parse_peft_config, read_peft_config, weights_file
 from quintet.lora.tensor_file import HashedTensor, read_tensors
 
-WEIGHTS = "adapter_model.safetensors"
-_PICKLED = "adapter_model.bin"
 MAX_BYTES = 8 * 2**30  # with copies of an embedding and a head of 128,000 rows
 MAX_TENSORS = 100_000
 
@@ -81,7 +79,7 @@ def read_adapter(folder: Path, bounds: LoRABounds) -> LoRAAdapter:
     AdapterError names the entry or tensor that is wrong, not supported, or above its bound, and the remedy.
     """
     config = read_peft_config(folder)
-    parts, hashed, nbytes = _Parts(config, _weights(folder)), [], 0
+    parts, hashed, nbytes = _Parts(config, weights_file(folder)), [], 0
     for each in read_tensors(parts.file, bounds.max_bytes, bounds.max_tensors, keep=True):
         parts.add(each)
         nbytes += each.entry.num_bytes
@@ -107,7 +105,7 @@ def adapter_digest(folder: Path) -> bytes:
     """
     if not (folder / CONFIG).is_file():
         read_peft_config(folder)  # raises
-    return _digest_of(folder.absolute(), _state(folder / CONFIG), _state(_weights(folder)))
+    return _digest_of(folder.absolute(), _state(folder / CONFIG), _state(weights_file(folder)))
 
 
 def write_adapter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -141,18 +139,6 @@ def _as_json(value: Any) -> Any:
     raise AdapterError(CONFIG, f"an entry holds a {type(value).__name__}, which JSON has not; give plain values")
 
 
-def _weights(folder: Path) -> Path:
-    file = folder / WEIGHTS
-    if file.is_file():
-        return file
-    if (folder / _PICKLED).is_file():
-        raise AdapterError(
-            folder, f"has {_PICKLED}, which would be unpickled and could run code, and no {WEIGHTS}; "
-            "where you trust it, convert it: load it with PEFT (PeftModel.from_pretrained), then call save_pretrained",
-        )  # fmt: skip
-    raise AdapterError(folder, f"has no {WEIGHTS}; give the folder that PEFT's save_pretrained wrote")
-
-
 def _state(file: Path) -> tuple[int, ...]:
     state = file.stat()
     return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev
@@ -162,7 +148,7 @@ def _state(file: Path) -> tuple[int, ...]:
 def _digest_of(folder: Path, *states: tuple[int, ...]) -> bytes:
     """`states` are the files': with another one, the digest is computed again."""
     config = read_peft_config(folder)
-    return _digest(config, read_tensors(_weights(folder), sys.maxsize, sys.maxsize, keep=False))
+    return _digest(config, read_tensors(weights_file(folder), sys.maxsize, sys.maxsize, keep=False))
 
 
 def _digest(config: PeftLoraConfig, tensors: Iterable[HashedTensor]) -> bytes:

@@ -11,7 +11,7 @@ from quintet.common.json_files import read_object
 from quintet.lora.errors import AdapterError, shown
 from quintet.lora.name_patterns import ModulePatterns, PatternError
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**20  # a number that is no rank of anything
 
@@ -91,8 +91,21 @@ def read_peft_config(folder: Path) -> PeftLoraConfig:
     try:
         entries = read_object(file)
     except ValueError as error:
-        raise AdapterError(folder, str(error)) from None
+        raise AdapterError(folder, str(error).replace(str(file), file.name)) from None
     return parse_peft_config(entries, file)
+
+
+def weights_file(folder: Path) -> Path:
+    """Returns the file of an adapter's tensors. AdapterError if it has none that is read."""
+    file = folder / WEIGHTS
+    if file.is_file():
+        return file
+    if (folder / _PICKLED).is_file():
+        raise AdapterError(
+            folder, f"has {_PICKLED}, which would be unpickled and could run code, and no {WEIGHTS}; "
+            "where you trust it, convert it: load it with PEFT (PeftModel.from_pretrained), then call save_pretrained",
+        )  # fmt: skip
+    raise AdapterError(folder, f"has no {WEIGHTS}; give the folder that PEFT's save_pretrained wrote")
 
 
 def parse_peft_config(entries: Mapping[str, Any], place: Path) -> PeftLoraConfig:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quintet.common.suggestions import refuse_unknown
+from quintet.hub.adapters import local_adapter
+from quintet.lora.errors import AdapterError
+from quintet.lora.peft_config import read_peft_config, weights_file
 
 MAX_NAME = 256  # characters
 _FORMS = 'must be NAME=FOLDER, or JSON such as {"name": "sql", "path": "adapters/sql"}'
@@ -36,6 +39,25 @@ def parse_lora_modules(value: Any) -> tuple[LoRAModule, ...]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"names {twice!r} twice; give each adapter a name of its own")
     return modules
+
+
+def check_files(modules: Iterable[LoRAModule], max_rank: int) -> None:
+    """Reads the configurations of adapters on this machine, before a model is loaded. ValueError names the module, what
+    is wrong with it, and the remedy."""
+    for module in modules:
+        try:
+            folder = local_adapter(module.path)
+            if folder is None:
+                continue  # of the hub: the engine downloads it
+            config = read_peft_config(folder)
+            weights_file(folder)
+            if config.rank > max_rank and not config.rank_pattern:
+                raise AdapterError(
+                    folder, f"has rank {config.rank} (r), and {max_rank} is the largest that is allowed; raise "
+                    f"max_lora_rank to {config.rank}",
+                )  # fmt: skip
+        except (ValueError, OSError) as error:
+            raise ValueError(f"lora_modules: {module.name}={module.path}: {error}") from None
 
 
 def _modules(given: Any) -> list[LoRAModule]:

@@ -2,8 +2,9 @@
 
 import asyncio
 import functools
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ class FakeAdapters:
 
     served: dict[str, ServedLoRA] = field(default_factory=dict)
     loads: int = 0
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def load(self, work: LoadLoRA) -> None:
         self.loads += 1
@@ -98,7 +100,8 @@ class FakeAdapters:
         if work.path.startswith("bad"):
             raise EngineRefusal(f"{work.path}: tensor 'x' has the shape [1]", "ValueError")
         reference = LoRAReference(work.name, work.path, work.path.encode())
-        self.served[work.name] = ServedLoRA(reference, work.path, work.base_model_name, 1)
+        number = self.served[work.name].number if work.name in self.served else next(self.numbers)
+        self.served[work.name] = ServedLoRA(reference, work.path, work.base_model_name, 1, number)
 
     async def unload(self, name: str) -> None:
         if self.served.pop(name, None) is None:

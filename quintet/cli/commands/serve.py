@@ -19,6 +19,7 @@ from quintet.server.config_file import read_config_file
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
+from quintet.server.lora_modules import check_files
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     install_server_log(dataclasses.asdict(served))
     if served.headless or loaded.node_rank:
         return _run_follower(served, loaded)
+    check_files(served.lora_modules, loaded.max_lora_rank)
     _warn_if_open(served)
     served = fit_file_limit(served)
     logger.info("%s", engine.loading_message(loaded.model))  # before the imports, which take a second

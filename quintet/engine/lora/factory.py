@@ -9,7 +9,7 @@ from quintet.config import EngineConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.loaded import PackedAdapter
-from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole
+from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole, PackAdapter
 from quintet.engine.lora.modules import matrices_of
 from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.hub.dtypes import name_of
@@ -44,19 +44,24 @@ def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole, adapt_he
     if not config.enable_lora:
         return None
     limits = LoRALimits(config.max_loras, config.max_cpu_loras or config.max_loras)
+    return LoRAManager(ranks, limits, adapter_reader(config, ranks, adapt_heads), role)
+
+
+def adapter_reader(config: EngineConfig, ranks: WorkerGroup, adapt_heads: AdaptHeads) -> PackAdapter:
+    """Returns what reads an adapter and packs it for each rank of this process; the weights need not be loaded."""
     bounds = LoRABounds(config.max_lora_rank)
 
     def pack(reference: LoRAReference) -> PackedAdapter:
         adapter = read_adapter(Path(reference.path), bounds)
         if adapter.digest != reference.digest:
             raise AdapterError(
-                reference.path,
+                Path(reference.path),
                 "has changed since it was loaded; load it again (load_inplace), or send the request again",
             )
         adapted = adapt_heads(adapter.saved)
         return PackedAdapter([_packed(worker, adapter, adapted.used) for worker in ranks.workers], adapted.heads)
 
-    return LoRAManager(ranks, limits, pack, role)
+    return pack
 
 
 def _packed(worker: Worker, adapter: LoRAAdapter, in_heads: Collection[str]) -> PackedLoRA:

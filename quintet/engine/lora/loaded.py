@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quintet.engine.pooling.adapted_heads import Heads
 from quintet.layers.lora import PackedLoRA
+from quintet.lora.errors import public_text
 from quintet.lora.request import LoRAReference
 
 
@@ -66,6 +67,6 @@ class LoadedLoRA:
 
 
 def refusal_of(future: "Future[PackedAdapter]") -> str:
-    """Returns why an adapter could not be read; empty if it was, or still is."""
+    """Returns why an adapter could not be read, as callers of a server may know it; empty if it was, or still is."""
     error = future.exception() if future.done() else None
-    return "" if error is None else str(error) or type(error).__name__
+    return "" if error is None else public_text(error)

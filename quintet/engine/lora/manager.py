@@ -87,7 +87,6 @@ class LoRAManager(StepHook):
         """Returns the adapter with this content; it is read at once if there is room, or when its turn comes."""
         with self._lock:
             adapter = self._find(reference)
-            self._removed.pop(adapter.digest, None)
             if adapter.has_place:
                 self._kept.move_to_end(adapter.digest)
             elif self._role is LoRARole.FOLLOWS or len(self._kept) < self._limits.max_cpu_loras:
@@ -114,11 +113,12 @@ class LoRAManager(StepHook):
         in the place of one that has no requests. Any thread may call it."""
         with self._lock:
             adapter = self._find(reference)
+            self._removed.pop(adapter.digest, None)
             if adapter.has_place:
                 self._kept.move_to_end(adapter.digest)
             elif self._make_room(lambda each: each.users == 0, ()):
                 self._give_place(adapter)
-            future = adapter.future if adapter.has_place else self._readers.submit(self._pack, reference)
+            future = adapter.future if adapter.has_place else self._readers.submit(self._logged_pack, reference)
         wait_for([future])
         return refusal_of(future)
 
@@ -179,9 +179,16 @@ class LoRAManager(StepHook):
         """Runs in a thread."""
         with suppress(InvalidStateError):  # the engine was closed
             try:
-                future.set_result(self._pack(reference))
+                future.set_result(self._logged_pack(reference))
             except BaseException as error:
                 future.set_exception(error)
+
+    def _logged_pack(self, reference: LoRAReference) -> PackedAdapter:
+        try:
+            return self._pack(reference)
+        except Exception as error:
+            logger.warning("adapter %r of %s: %s", reference.name, reference.path, error)
+            raise
 
     def _drop(self, adapter: LoadedLoRA) -> None:
         del self._kept[adapter.digest]

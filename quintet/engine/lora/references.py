@@ -1,15 +1,16 @@
 """Adapters by the names that callers give them: finds their files, and tells them apart by what these hold."""
 
 import itertools
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from quintet.config import EngineConfig
 from quintet.engine.lora.manager import LoRAManager
-from quintet.lora.adapter import adapter_digest, write_adapter
+from quintet.engine.lora.written import WrittenAdapters
+from quintet.lora.adapter import adapter_digest
 from quintet.lora.request import LoRAReference, LoRARequest
 from quintet.sampling_params import ParameterError
 
@@ -36,13 +37,23 @@ class LoRAReferences:
         self._named: dict[str, NamedAdapter] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._written: tempfile.TemporaryDirectory[str] | None = None  # adapters that came as tensors
+        self._written = WrittenAdapters()
+        self._num_naming = 0  # calls of reference() that are under way: files that they have written are not deleted
 
     def reference(self, request: LoRARequest) -> LoRAReference:
         """Returns an adapter as requests carry it, once the engine has read it. ValueError or OSError says what is
         wrong with it."""
         self._check(request)
-        reference = self._readable(request.lora_name, lambda: self._folder(request))
+        with self._lock:
+            self._num_naming += 1
+        try:
+            return self._name(request, self._readable(request.lora_name, lambda: self._folder(request)))
+        finally:
+            with self._lock:
+                self._num_naming -= 1
+            self._delete_unnamed()
+
+    def _name(self, request: LoRARequest, reference: LoRAReference) -> LoRAReference:
         with self._lock:
             known = self._named.get(request.lora_name)
             if known is None or known.reference != reference or request.lora_int_id not in (0, known.number):
@@ -90,12 +101,26 @@ class LoRAReferences:
         if request.lora_tensors is None:
             return self._find(request.lora_path)
         assert request.peft_config is not None
+        return self._written.write(request.peft_config, request.lora_tensors)
+
+    def _delete_unnamed(self) -> None:
+        """Deletes the files of adapters that came as tensors and have no name any more, once no request has them. Other
+        processes may have requests with them: where the engine is not in this one, they stay until the end."""
+        if self._manager is None:
+            return
+        for digest in self._written.digests:
+            with self._lock:
+                is_used = self._num_naming > 0 or self._has_name(digest)
+            if not is_used:
+                self._manager.remove(digest, partial(self._delete, digest))
+
+    def _delete(self, digest: bytes) -> None:
         with self._lock:
-            if self._written is None:
-                self._written = tempfile.TemporaryDirectory(prefix="quintet-adapters-")
-            folder = Path(tempfile.mkdtemp(dir=self._written.name))
-        write_adapter(folder, request.peft_config, request.lora_tensors)
-        return folder
+            if not self._num_naming and not self._has_name(digest):
+                self._written.delete(digest)
+
+    def _has_name(self, digest: bytes) -> bool:
+        return any(each.reference.digest == digest for each in self._named.values())
 
     def numbers(self) -> set[int]:
         """Returns the numbers of the adapters that were named here."""
@@ -109,9 +134,10 @@ class LoRAReferences:
             if found is None:
                 return False
             del self._named[found.reference.name]
-            others = {each.reference.digest for each in self._named.values()}
-        if self._manager is not None and found.reference.digest not in others:
-            self._manager.remove(found.reference.digest)
+            digest = found.reference.digest
+            is_last = not self._has_name(digest)
+        if self._manager is not None and is_last:
+            self._manager.remove(digest, partial(self._delete, digest))
         return True
 
     def pin(self, adapter: int | str) -> bool:
@@ -131,5 +157,4 @@ class LoRAReferences:
 
     def close(self) -> None:
         """Deletes the files of adapters that came as tensors."""
-        if self._written is not None:
-            self._written.cleanup()
+        self._written.close()

@@ -26,6 +26,11 @@ def adapt_heads(heads: Heads, saved: Mapping[str, Tensor]) -> AdaptedHeads:
     return AdaptedHeads(adapted, frozenset(used)) if used else AdaptedHeads()
 
 
+def unchecked_heads(is_pooling: bool, saved: Mapping[str, Tensor]) -> AdaptedHeads:
+    """Returns what adapt_heads() may return when the heads are there: a pooling model may have all of the tensors."""
+    return AdaptedHeads(used=frozenset(saved if is_pooling else ()))
+
+
 def _adapt(
     layer: Callable[[FloatRows], FloatRows], saved: Mapping[str, Tensor], used: set[str]
 ) -> Callable[[FloatRows], FloatRows]:

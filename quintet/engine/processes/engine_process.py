@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,16 +22,20 @@ from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.lora.factory import adapter_reader
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.parallel.commands import ResetPrefixCacheCommand
 from quintet.engine.parallel.follower import grammars_of, run_collective
+from quintet.engine.pooling.adapted_heads import unchecked_heads
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
-from quintet.engine.processes.served_adapters import ServedAdapters, Waker
+from quintet.engine.processes.served_adapters import ServedAdapters, Waker, check_modules
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Capabilities, DeviceLost
+from quintet.lora.adapter import adapter_digest
+from quintet.lora.request import LoRAReference
 from quintet.outputs import TokenDelta
 from quintet.tokenizers.compact import release_free_memory
 
@@ -53,6 +58,7 @@ def main() -> int:
     try:
         with without_garbage_collection():  # transformers may be imported
             prepared = prepare(EngineConfig(**orders.engine))
+        check_lora_modules(prepared, orders.lora_modules)
         serves, grammars = served(prepared), grammars_of(prepared)
         engine = launch(prepared, progress=orders.progress, grammars=grammars)
         shutdown.ranks = prepared.ranks
@@ -175,6 +181,18 @@ def _served_adapters(prepared: EnginePlan, engine: Engine, sockets: Sockets) -> 
     if engine.lora is not None:
         references = LoRAReferences(config, lambda path: resolve_adapter(path, config), engine.lora)
     return ServedAdapters(references, sockets.send, Waker(sockets.connect_to_inbox))
+
+
+def check_lora_modules(prepared: EnginePlan, modules: list[wire.LoadLoRA]) -> None:
+    """Compares adapters that are served from the start with the model, whose weights are not read yet."""
+    if modules and prepared.config.enable_lora:
+        read = adapter_reader(prepared.config, prepared.ranks, partial(unchecked_heads, prepared.pooling is not None))
+
+        def read_path(path: str) -> None:
+            folder = resolve_adapter(path, prepared.config)
+            read(LoRAReference(path, str(folder), adapter_digest(folder)))
+
+        check_modules(modules, read_path)
 
 
 def _labels(prepared: EnginePlan) -> list[str]:

@@ -226,6 +226,7 @@ class ServedLoRA(msgspec.Struct, array_like=True, frozen=True):
     path: str  # as it was given
     base_model_name: str | None
     created: int  # Unix time in seconds
+    number: int = 0  # from 0 on, of no other name as long as the server runs: llama.cpp's id
 
 
 class Adapters(msgspec.Struct, tag=True, array_like=True, frozen=True):

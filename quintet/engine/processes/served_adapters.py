@@ -1,16 +1,19 @@
 """Adapters (LoRA) that a server's requests may name. Engine 0 has the names; every API process knows them."""
 
+import contextlib
+import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.processes import messages as wire
+from quintet.lora.errors import public_text
 from quintet.lora.request import LoRAReference, LoRARequest
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ class ServedAdapters:
         self._queues: dict[str, deque[wire.Order]] = {}  # by the adapter's name; the first of each is under way
         self._unconfirmed: list[_Unconfirmed] = []
         self._clients: set[int] = set()
+        self._numbers = itertools.count()
 
     def load_at_start(self, modules: Sequence[wire.LoadLoRA]) -> None:
         """Reads the adapters that are served from the start. ValueError or OSError names the one that is wrong."""
@@ -63,11 +67,8 @@ class ServedAdapters:
             self._set(work, reference)
 
     def _reference_at_start(self, work: wire.LoadLoRA) -> LoRAReference:
-        try:
+        with _named_in_errors(work):
             return self._reference(work)
-        except (ValueError, OSError) as error:
-            kind = OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"lora_modules: {work.name}={work.path}: {error}") from error
 
     def _reference(self, work: wire.LoadLoRA) -> LoRAReference:
         if self._references is None:
@@ -149,11 +150,12 @@ class ServedAdapters:
         try:
             outcome = _Outcome(order, self._reference(work), None)
         except FileNotFoundError as error:
-            why = f"No adapter found for '{work.path}': {error}"
+            why = f"No adapter found for '{work.path}': {public_text(error)}"
             outcome = _Outcome(order, None, wire.Answer(order.number, why, wire.ADAPTER_UNKNOWN))
         except tuple(wire.FIXABLE.values()) as error:
-            failure = wire.Failure.of(error)
-            outcome = _Outcome(order, None, wire.Answer(order.number, failure.why, failure.kind))
+            logger.warning("adapter %r of %s: %s", work.name, work.path, error)  # with folders, which callers get not
+            kind, why = wire.Failure.of(error).kind, public_text(error)
+            outcome = _Outcome(order, None, wire.Answer(order.number, why, kind))
         except Exception as error:  # whatever a file holds: it costs this order, and not the engine
             logger.exception("the adapter %r cannot be read", work.name)
             why = f"the adapter {work.name!r} cannot be read ({type(error).__name__}); the server's log says more"
@@ -174,8 +176,9 @@ class ServedAdapters:
             self._next(order.work.name)
 
     def _set(self, work: wire.LoadLoRA, reference: LoRAReference) -> None:
-        served = wire.ServedLoRA(reference, work.path, work.base_model_name, int(time.time()))
         names = [each.reference.name for each in self.table.served]
+        number = self.table.served[names.index(work.name)].number if work.name in names else next(self._numbers)
+        served = wire.ServedLoRA(reference, work.path, work.base_model_name, int(time.time()), number)
         if work.name in names:  # it keeps its place in lists
             place = names.index(work.name)
             rest = (*self.table.served[:place], served, *self.table.served[place + 1 :])
@@ -200,6 +203,23 @@ class ServedAdapters:
     def _refuse(self, order: wire.Order, why: str, kind: str = "ValueError") -> None:
         logger.warning("refused: %s", why)
         self._send(order.worker, wire.Answer(order.number, why, kind))
+
+
+def check_modules(modules: Sequence[wire.LoadLoRA], read: Callable[[str], object]) -> None:
+    """Has the adapters that are served from the start read by their paths, before the weights are. ValueError or
+    OSError names the one that is wrong."""
+    for work in modules:
+        with _named_in_errors(work):
+            read(work.path)
+
+
+@contextlib.contextmanager
+def _named_in_errors(work: wire.LoadLoRA) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"lora_modules: {work.name}={work.path}: {error}") from error
 
 
 class Waker:

@@ -99,6 +99,7 @@ class ServedModels:
             await self._backend.lora.load(work)
         except EngineRefusal as error:
             if error.kind != ADAPTER_TAKEN:  # else another request had it loaded meanwhile
+                why = str(error).replace(work.path, name)  # the caller knows no path here
                 raise ApiError(
-                    400, f"the adapter {name!r} cannot be served: {error}", param="model", code="invalid_adapter"
+                    400, f"the adapter {name!r} cannot be served: {why}", param="model", code="invalid_adapter"
                 ) from None

@@ -1,11 +1,17 @@
 """An adapter that fails costs the requests that name it, and no others."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from quintet import LLM, LoRARequest
+from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.lora.manager import LoRAManager
+from quintet.engine.processes.engine_process import check_lora_modules
+from quintet.engine.processes.messages import LoadLoRA
+from quintet.engine.startup import prepare
 from quintet_tools.checkpoints.tiny import FAMILIES, Tiny, make
 from tests.e2e.lora.adapters import PROMPTS, adapted, ask, products, request_of, served, tokens_of
 
@@ -50,3 +56,15 @@ def test_an_adapter_that_cannot_be_written_ends_its_own_requests(tiny: Tiny, two
         assert f"the adapter {two[0].lora_name!r} cannot be written to the device: " in errors[1]
         assert tokens_of([outputs[0], outputs[2]]) == [want[0], want[2]]
         assert tokens_of(ask(llm, [PROMPTS[0]] * 4, mixed)) == want  # it was read again
+
+
+def test_an_adapter_of_another_model_is_found_before_weights_are_read(
+    tiny: Tiny, two: list[LoRARequest], tmp_path: Path
+) -> None:
+    other = make("llama", {**FAMILIES["llama"]["plain"], "hidden_size": 96, "num_attention_heads": 6})
+    adapted(other.reference, {"q_proj"}, tmp_path)
+    config = EngineConfig(str(tiny.folder), device="cpu", enable_lora=True, skip_tokenizer_init=True, max_model_len=64)
+    prepared = prepare(config)  # and never launched
+    check_lora_modules(prepared, [LoadLoRA("fine", two[0].lora_path)])
+    with pytest.raises(ValueError, match=f"^lora_modules: wrong={tmp_path}: .* it was made for another model"):
+        check_lora_modules(prepared, [LoadLoRA("fine", two[0].lora_path), LoadLoRA("wrong", str(tmp_path))])

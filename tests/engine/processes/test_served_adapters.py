@@ -127,6 +127,16 @@ def test_inplace_gives_the_name_to_other_files_and_keeps_its_place() -> None:
     assert list(wired.names.items()) == [("a", "y"), ("b", "x")]
 
 
+def test_numbers_stay_when_others_are_unloaded() -> None:
+    wired = Wired()
+    wired.served.load_at_start([wire.LoadLoRA(name, "x") for name in "abc"])
+    wired.unload(1, "a")
+    for number, (name, inplace) in enumerate([("b", True), ("a", False)], 2):
+        wired.load(number, name, "y", inplace)
+        wired.finish()
+    assert {each.reference.name: each.number for each in wired.served.table.served} == {"b": 1, "c": 2, "a": 3}
+
+
 @pytest.mark.parametrize(
     ("path", "kind"), [("bad", "ValueError"), ("none", wire.ADAPTER_UNKNOWN), ("bug", "ValueError")]
 )

@@ -47,10 +47,10 @@ async def read_request(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState
 
 def _choose_adapter(http: HttpRequest, service: AppState, body: CompletionBody) -> None:
     """Has the request answered with the adapter of `lora` that has the scale 1. Raises ParameterError for others."""
-    adapters, chosen = service.models.adapters, set[int]()
+    adapters, chosen = {each.number: each for each in service.models.adapters}, set[int]()
     for each in body.lora or ():
-        if not 0 <= each.id < len(adapters):
-            raise ParameterError("lora", f"has the id {each.id}; GET /lora-adapters lists {len(adapters)} adapters")
+        if each.id not in adapters:
+            raise ParameterError("lora", f"has the id {each.id}, and GET /lora-adapters lists none with it")
         if each.scale not in (0, 1):
             raise ParameterError(
                 "lora", f"has the scale {each.scale:g}; an adapter has its own (lora_alpha): give 0 or 1"

@@ -89,9 +89,7 @@ async def slots(http: HttpRequest) -> Response:
 async def lora_adapters(http: HttpRequest) -> Response:
     """Lists the LoRA adapters; requests choose theirs. POST, which sets scales of all requests, is not served."""
     adapters = app_state_of(http).models.adapters
-    return json_response(
-        [LoRAAdapterFacts(at, each.path, 0.0, each.reference.name) for at, each in enumerate(adapters)]
-    )
+    return json_response([LoRAAdapterFacts(each.number, each.path, 0.0, each.reference.name) for each in adapters])
 
 
 @router.post("/apply-template")

@@ -163,7 +163,7 @@ async def test_llama_cpps_field_chooses_an_adapter(lora: list[dict[str, Any]], n
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ([{"id": 2, "scale": 1}], "lists 2 adapters"),
+        ([{"id": 2, "scale": 1}], "has the id 2, and GET /lora-adapters lists none"),
         ([{"id": 0, "scale": 0.5}], "give 0 or 1"),
         ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], "answered with one"),
     ],
@@ -173,6 +173,18 @@ async def test_llama_cpps_field_refuses_other_scales(lora: list[dict[str, Any]],
         await with_adapters(http, "a", "b")
         answer = await http.post("/completion", json={"prompt": "Hi", "lora": lora})
         assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+
+async def test_llama_cpps_ids_stay_when_another_adapter_is_unloaded() -> None:
+    backend = FakeBackend()
+    async with client(backend, allow_runtime_lora=True) as http:
+        await with_adapters(http, "a", "b")
+        assert (await http.post(UNLOAD, json={"lora_name": "a"})).status_code == 200
+        assert [each["id"] for each in (await http.get("/lora-adapters")).json()] == [1]
+        body = {"prompt": "Hi", "n_predict": 1, "lora": [{"id": 1, "scale": 1}]}
+        assert (await http.post("/completion", json=body)).json()["model"] == "b"
+        body["lora"] = [{"id": 0, "scale": 1}]
+        assert (await http.post("/completion", json=body)).status_code == 400
 
 
 async def test_an_adapter_that_cannot_be_read_any_more_is_the_requests_error() -> None:

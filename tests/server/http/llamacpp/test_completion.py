@@ -150,7 +150,7 @@ async def test_a_grammar_and_a_schema_become_a_grammar() -> None:
         ({"prompt": [5, None]}, "prompt[1]", "must be text or a token id"),
         ({"n_predict": "many"}, "n_predict", "n_predict must be"),
         ({"mirostat": 2}, "mirostat", "this sampler does not exist here"),
-        ({"lora": [{"id": 0}]}, "lora", "GET /lora-adapters lists 0 adapters"),
+        ({"lora": [{"id": 0}]}, "lora", "has the id 0, and GET /lora-adapters lists none"),
         ({"post_sampling_probs": True}, "post_sampling_probs", "log-probabilities are those of the model"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar", "and json_schema exclude each other"),
         ({"logit_bias": 5}, "logit_bias", "must be pairs such as"),
