@@ -37,7 +37,7 @@ class LoRALimits:
 
 
 class LoRARole(Enum):
-    """How the adapters in this process's memory are chosen."""
+    """Choice of the adapters in this process's memory: where it is made."""
 
     ALONE = "alone"  # by its own queue
     LEADS = "leads"  # by its own queue, and other ranks have the same

@@ -13,7 +13,7 @@ MAX_ADAPTERS = 64  # that ranks compare at once; further ones are compared in th
 
 
 class _State(IntEnum):
-    """Of an adapter on one rank; each is a byte of the note that ranks exchange."""
+    """State of an adapter on one rank; each is a byte of the note that ranks exchange."""
 
     READING = 0
     READY = 1
