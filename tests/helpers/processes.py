@@ -4,11 +4,25 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 
+from quintet.common.processes import ENDING
 from tests.helpers.servers.serving import until
+
+
+@contextmanager
+def the_same_signals() -> Iterator[None]:
+    """A server that runs in this process changes what signals mean, and leaves them so: it is about to end."""
+    handlers, blocked = {each: signal.getsignal(each) for each in ENDING}, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def gone(*processes: int) -> bool:

@@ -5,6 +5,7 @@ python -m tests.helpers.servers.tool_server http [TOOL]
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -78,6 +79,7 @@ class Served:
         self.where = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.where}/{'sse' if sse else 'mcp'}"
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=0))
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # the loop is the test's
 
     async def __aenter__(self) -> "Served":
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._listener]))

@@ -10,13 +10,15 @@ from quintet.cli.main import main
 from quintet.config import EngineConfig, Environment
 from quintet.hub import downloads
 from quintet.hub.resolve import resolve_model
+from tests.helpers.processes import the_same_signals
 
 
 def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    try:
-        code = main(words)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    with the_same_signals():
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
     shown = capsys.readouterr()
     return code, shown.err + shown.out
 

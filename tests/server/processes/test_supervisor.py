@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from quintet.common.processes import ENDING, Exit
+from quintet.common.processes import Exit
 from quintet.config import EngineConfig
 from quintet.hub.model_names import tokenizer_file
 from quintet.server.config import ServerConfig
@@ -21,6 +21,7 @@ from quintet.server.processes import supervisor as supervisors
 from quintet.server.processes.messages import WorkerHeartbeat
 from quintet.server.processes.supervisor import Supervisor
 from tests.helpers.platforms.null_engine import until
+from tests.helpers.processes import the_same_signals
 
 
 class Pretended:
@@ -53,12 +54,8 @@ class Pretended:
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """A supervisor changes what the process's signals mean."""
-    handlers, blocked = {each: signal.getsignal(each) for each in ENDING}, signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    with the_same_signals():
+        yield
 
 
 async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_started(
