@@ -80,6 +80,7 @@ def test_no_model_is_refused() -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(600)  # a minute or two each
 @pytest.mark.parametrize("share", [f"{number}/12" for number in range(1, 13)])
 @pytest.mark.parametrize("kinds", ["kernels", "models", "ops"])
 def test_no_variant_of_a_kernel_no_type_of_a_model_and_no_op_of_the_kit_is_refused(kinds: str, share: str) -> None:
