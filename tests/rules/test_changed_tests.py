@@ -81,6 +81,7 @@ def test_a_module_that_was_removed_reaches_those_that_still_import_it(tree: Path
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_mirror_folder_comes_first_in_this_repository() -> None:
     graph = import_graph.build(changed_tests.ROOT)
     path = "quintet/engine/scheduler.py"

@@ -24,11 +24,12 @@ pytestmark = tpu.needs_jax
 PROMPTS = random_prompts(8, (23, 1, 40, 7), VOCAB)
 
 
-def assert_same_tokens(tiny: Tiny, devices: int, **settings: Any) -> None:
+def assert_same_tokens(tiny: Tiny, devices: int, share: float = 1e-4, **settings: Any) -> None:
+    """`share`: of the logits' spread, by which they may differ."""
     wanted = Runner(tiny, **settings)
     got = Runner(tiny, platform=tpu.platform(devices), sizes=(128,), **settings)
     for ours, theirs in zip(got.prompts(PROMPTS), wanted.prompts(PROMPTS), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4 * float(theirs.std()))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=share * float(theirs.std()))
     assert got.greedy(PROMPTS, 5) == wanted.greedy(PROMPTS, 5)
 
 
@@ -50,7 +51,8 @@ LATER = [of_apart(f, name) for f, name in VARIANTS if name != next(iter(FAMILIES
 @pytest.mark.grid(cases=3)
 @pytest.mark.parametrize(("family", "name"), LATER)
 def test_every_family_gives_the_cpu_platforms_tokens(family: str, name: str) -> None:
-    assert_same_tokens(variant(family, name), 1)
+    """A recurrent state adds its tokens one after the other, so that what differs in the last digit grows with them."""
+    assert_same_tokens(variant(family, name), 1, share=3e-4 if family == "qwen3_next" else 1e-4)
 
 
 DIVISIBLE: dict[str, Any] = {
