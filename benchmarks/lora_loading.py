@@ -41,9 +41,9 @@ class Swaps:
         self._manager, self._write = engine.lora, engine.lora.before_launch
         engine.lora.before_launch = self._timed  # type: ignore[method-assign]
 
-    def _timed(self, plan: Any) -> None:
+    def _timed(self, plan: Any, fail: Any) -> None:
         before, start = dict(self._manager._written), time.perf_counter()
-        self._write(plan)
+        self._write(plan, fail)
         if self._manager._written != before:
             self.seconds.append(time.perf_counter() - start)
 
@@ -108,6 +108,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for kind, asked in zip(KINDS, chosen, strict=True):
                 if asked is not None and kind == "in host memory":
                     llm.add_lora(asked)  # where the window before has put it out
+                    stream.gap()  # this thread takes the stream's tokens: reading is no part of the window
                 watch.seconds.clear()
                 thread = None if asked is None else threading.Thread(target=ask, args=(llm, asked))
                 found = stream.window(thread, arguments.quiet)
