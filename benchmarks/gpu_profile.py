@@ -76,11 +76,11 @@ def host_parts(made: EnginePlan, host: HostBatch, wait: Callable[[], object]) ->
     for _ in range(20 if place_of(made).type != "cpu" else 2):
         wait()
         marks = [time.perf_counter()]
-        planned = worker._with_plans(host) if worker._plans else host
+        planned = worker.main.with_plans(host)
         marks.append(time.perf_counter())
         there = planned.on(worker.device.to_device(planned.leaves()))
         marks.append(time.perf_counter())
-        _, worker._state = worker._step(worker._state, there)
+        _, worker._state = worker.main.step(worker._state, there)
         marks.append(time.perf_counter())
         for name, start, end in zip(("plan", "upload", "step"), marks, marks[1:], strict=False):
             times.setdefault(name, []).append((end - start) * 1e3)

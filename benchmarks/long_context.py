@@ -67,7 +67,8 @@ def _pages(checkpoint: str, length: int) -> int:
     import torch
 
     from quintet import EngineConfig
-    from quintet.engine.executor.worker import ModelSizes, Worker
+    from quintet.engine.executor.model_part import ModelSizes
+    from quintet.engine.executor.worker import Worker
     from quintet.hub.resolve import load_model_config
     from quintet.platforms import choose
 

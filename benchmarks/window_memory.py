@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig
 
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.platforms import choose
 
 PAGE = 16  # tokens

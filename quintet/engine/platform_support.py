@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import cache_folder
-from quintet.engine.executor.worker import ModelSizes
+from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.quantization import scheme_of
 from quintet.hub.dtypes import name_of
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform

@@ -3,7 +3,8 @@
 from typing import Any
 
 from quintet.config import EngineConfig
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
 from quintet.engine.parallel.setup import smallest_plan

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.shape_buckets import describe, plan_buckets
 from quintet.engine.executor.warm_up import warm_up
-from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
+from quintet.engine.executor.worker import MemoryRoom, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.events import KVEventLog, make_event_log
 from quintet.engine.kv_cache.kv_scales import calibrate, kv_scaling

@@ -27,6 +27,6 @@ def test_awake_again_it_computes_the_same(name: str) -> None:
     for level in (ASIDE, DROPPED, ASIDE):
         assert made.worker.sleep(level) > 0
         with pytest.raises(RuntimeError, match="asleep"):
-            made.worker._step((), ())  # type: ignore[arg-type]
+            made.worker.main.step((), ())  # type: ignore[arg-type]
         made.worker.wake()
         assert made.greedy(PROMPTS, 4) == before

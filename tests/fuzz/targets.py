@@ -175,7 +175,8 @@ def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> N
     """As a start does, but that most weights are not dequantized: they are like others."""
     import torch
 
-    from quintet.engine.executor.worker import ModelSizes, Worker
+    from quintet.engine.executor.model_part import ModelSizes
+    from quintet.engine.executor.worker import Worker
     from quintet.layers.quantization import QuantizationPlan
     from quintet.layers.quantization.checkpoint_config import read_quantization_config
     from quintet.model_loader.loader import ParameterLoad, check_counts, tensors_of

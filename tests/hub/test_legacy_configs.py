@@ -10,7 +10,8 @@ from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import cache_folder
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
 from quintet.hub.config_checks import check_architectures
 from quintet.hub.legacy_configs import LEGACY_ADAPTERS

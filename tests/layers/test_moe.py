@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import padded_shards

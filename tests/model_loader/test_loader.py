@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quintet.conformance.harness.linear_layers import CanonicalReader
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.interface.platform import SingleRank
 from quintet.interface.weights import StoredTensor, WeightFormat
 from quintet.layers.build import BuildContext, Layer, finalize, replicated

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from quintet import LLM
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.interface.types import RankInfo
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save

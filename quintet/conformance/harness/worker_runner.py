@@ -12,7 +12,8 @@ from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.reference_model import SERVED, Tiny
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
-from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import MemoryRoom, Worker
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import HostBatch, HostInputs, MaxShape, Outputs, RankInfo, ShapeBucket

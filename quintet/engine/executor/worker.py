@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.executor.mixers import kv_heads, planning_mixer
+from quintet.engine.executor.mixers import kv_heads
+from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
-from quintet.interface.platform import DROPPED, Mixer, Platform, State
+from quintet.interface.platform import DROPPED, Platform, State
 from quintet.interface.types import (
     AttentionSpec,
-    Batch,
     Estimate,
     HostBatch,
     IntArray,
@@ -31,45 +30,20 @@ from quintet.interface.types import (
     StateSpec,
     leaves,
 )
-from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize, replacements
+from quintet.layers.build import BuildContext, replacements
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
-from quintet.layers.lora import LoRAPools, adaptable_modules
-from quintet.layers.lora_step import LoRASizes, LoRAStep
-from quintet.layers.moe.expert_placement import ExpertPlacement
+from quintet.layers.lora import LoRAPools
+from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
-from quintet.layers.quantization import QuantizationPlan
-from quintet.model_loader.loader import ParameterLoad, declared_weights, distinct_parameters, load, num_bytes
+from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
-from quintet.model_loader.weights_cache import CacheEntry, StoreThread
-from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
 
 logger = logging.getLogger(__name__)
 
 RANK_ZERO = RankInfo()
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Settings that a worker builds its model with, beside the checkpoint's own configuration."""
-
-    dtype: torch.dtype
-    page_size: int
-    max_model_len: int
-    quantization: QuantizationPlan = QuantizationPlan()  # of the weights of products
-    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
-    kv_scales: KVScaling = field(default_factory=KVScaling)
-    requested_outputs: RequestedOutputs = RequestedOutputs()
-    causal: bool = True  # False: tokens of a decoder see those after them
-    attention: str = "auto"  # the provider of paged attention that was asked for
-    transformers_backend: bool = False  # the model runs by transformers' own code
-    ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
-    tied_head: bool | None = None  # the head is the token embedding, by the files; None: as config.json has it
-    expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
-    weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
-    lora: LoRASizes | None = None  # room for adapters; None: the model takes none
 
 
 class MemoryRoom(NamedTuple):
@@ -112,22 +86,40 @@ class Worker:
         self._state: State = ()
 
     def build(self, hf_config: Any, sizes: ModelSizes) -> None:
-        """Makes the model without its weights; again, if the plan settles on another length."""
-        mixings: list[LayerMixer] = []
+        """Makes the models without their weights; again, if the plan settles on another length."""
+        self._dtype = sizes.dtype
+        self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
+        self.main = self._part(hf_config, sizes)
+        self.stage = self.main.build.stage
+        here = self._keep(self.main.mixers) if self.rank_info.stages > 1 else self.main.mixers
+        self.drafter: ModelPart | None = None
+        if sizes.drafter is not None:
+            self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes)
+            here = [*here, *self.drafter.mixers]
+        self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
+        mixers = [mixer for part in self.parts for mixer in part.mixers]
+        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here)
+        self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
+        for part in self.parts:
+            part.settle(self.kv_cache_layout.indices, mixers)
 
-        def mixing(spec: AttentionSpec | StateSpec) -> LayerMixer:
+    def _part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart:
+        """Makes one of the models."""
+        mixers: list[LayerMixer] = []
+
+        def make_mixer(spec: AttentionSpec | StateSpec) -> LayerMixer:
             if isinstance(spec, StateSpec) and not self.platform.supports_states:
                 raise ValueError(
                     f"platform {self.platform.name} keeps pages alone (supports_states is False), and layers of "
                     f"{hf_config.model_type} keep a state per request ({spec.op}); run this model on another platform"
                 )
             self._check_supported(spec, hf_config.model_type)
-            mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))
-            return mixings[-1]
+            mixers.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))
+            return mixers[-1]
 
         build = BuildContext(
             ops=self.ops,
-            make_mixer=mixing,
+            make_mixer=make_mixer,
             comm=self.comm,
             dtype=sizes.dtype,
             page_size=sizes.page_size,
@@ -143,29 +135,22 @@ class Worker:
             layers=replacements(self.platform.layers),
             lora=None if sizes.lora is None else LoRAStep(),
         )
-        self._cache, self._dtype = sizes.weights_cache, sizes.dtype
-        self._storing: StoreThread | None = None  # puts the weights into an automatic cache
-        self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
-        self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.transformers_backend)(
-            hf_config, build
-        ).eval()
-        if not sizes.requested_outputs.logits:
-            self.model.drop_lm_head()
-            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.ignored_tensors)
-        self.model.ignored_suffixes = (
-            sizes.quantization.checkpoint.ignored_suffixes if sizes.quantization.checkpoint else ()
-        )
-        finalize(self.model)
-        self.stage = build.stage
-        modules = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
-        here = self._keep(mixings) if self.rank_info.stages > 1 else mixings
-        self.lora = None if sizes.lora is None else LoRAPools(self.model, build, sizes.lora, modules)
-        self.kv_cache_layout: KVCacheLayout = group_layers(mixings, here)
-        self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
-        self._planners = [
-            planning_mixer([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices
-        ]
-        self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+        return ModelPart(self.platform, hf_config, build, sizes, mixers)
+
+    @property
+    def parts(self) -> tuple[ModelPart, ...]:
+        """The model, and the drafter where there is one."""
+        return (self.main,) if self.drafter is None else (self.main, self.drafter)
+
+    @property
+    def model(self) -> ModelBase:
+        """The model that answers."""
+        return self.main.model
+
+    @property
+    def lora(self) -> LoRAPools | None:
+        """Pools of its adapters."""
+        return self.main.lora
 
     def _stage_of(self, hf_config: Any) -> Stage:
         """Returns the pipeline stage of this rank: its layers."""
@@ -212,16 +197,20 @@ class Worker:
 
     @property
     def weight_bytes(self) -> int:
-        return num_bytes(self.model, self.platform) + self._pool_bytes
-
-    @property
-    def _pool_bytes(self) -> int:
-        return 0 if self.lora is None else self.lora.nbytes
+        """Bytes of the weights on this device."""
+        return sum(part.weight_bytes for part in self.parts)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
-        """Estimates the memory that the model takes on this device."""
-        found = self.platform.estimate(self.model, distinct_parameters(self.model), max_shape)
-        return found._replace(weights=found.weights + self._pool_bytes)
+        """Estimates the memory that the models take on this device; they run in turns, in one workspace."""
+        found = self.main.estimate(max_shape)
+        if self.drafter is None:
+            return found
+        second = self.drafter.estimate(max_shape)
+        return found._replace(
+            weights=found.weights + second.weights,
+            workspace=max(found.workspace, second.workspace),
+            captured=found.captured + second.captured,
+        )
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -237,31 +226,23 @@ class Worker:
         """Reads the weights (random ones without a folder), makes the cache, compiles the step, and runs those of
         `ahead` so that they are captured."""
         self._room = room if isinstance(room, MemoryRoom) else MemoryRoom(room)
-        self._folder, self._variants, self._ahead = folder, buckets, ahead
-        self._read(progress)
+        self._variants, self._ahead = buckets, ahead
+        self.main.read(folder, progress)
+        if self.drafter is not None:
+            self.drafter.read(self._drafter_weights, progress)
         self._begin(progress)
-
-    def _read(self, progress: bool) -> None:
-        """The weights, from the checkpoint as it is now."""
-        self.finish_store()
-        self._storing = load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
-        if self.lora is not None:
-            self.lora.place(self.platform)
-        self._empty = False
 
     def finish_store(self) -> None:
         """Waits until the weights are in the cache: they are about to change, or to go."""
-        if self._storing is not None:
-            self._storing.close()
-            self._storing = None
+        for part in self.parts:
+            part.finish_store()
 
     def _begin(self, progress: bool) -> None:
-        """Makes the cache, compiles the step, and captures."""
+        """Makes the cache, compiles the steps, and captures."""
         self.recreate_cache()
-        shown, hidden = self._variants, not (progress and self._variants)
-        self._step = self._whole = self.platform.compile(
-            self.model, tqdm(shown, desc="Compiling", unit="size", disable=hidden, leave=False)
-        )
+        for part in self.parts:
+            hidden = not (progress and self._variants)
+            part.compile(tqdm(self._variants, desc="Compiling", unit="size", disable=hidden, leave=False))
         if self._ahead:
             self._capture(progress)
 
@@ -279,43 +260,28 @@ class Worker:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
         self.finish_store()
         freed = self.device.sleep(level)  # refuses before anything is let go
-        freed += sum(_storage_bytes(self._state).values())
-        self._step, self._whole, self._state = _asleep_step, _asleep_step, ()  # a recorded step holds addresses
-        if level == DROPPED:
-            freed += self._drop_weights()
+        freed += sum(storage_bytes(self._state).values())
+        self._state = ()
+        for part in self.parts:
+            part.sleep()
+            freed += part.drop_weights() if level == DROPPED else 0
         return freed
 
     def wake(self) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
         self.device.wake()
-        if self._empty:
-            self._read(progress=False)
+        for part in self.parts:
+            part.wake()
         self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
-        """Overwrites the weights with others of the same model: no step is compiled anew.
-
-        ValueError if they do not fit, and then nothing has changed. After a later error it may be repeated.
-        """
-        reading, step = ParameterLoad(self.model, folder), self._whole
-        self._step = _failed_reload_step
-        self.finish_store()
-        reading.overwrite(self.platform)
-        self._step, self._folder = step, folder
-
-    def _drop_weights(self) -> int:
-        """-> the bytes that they still took."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        held = _storage_bytes(tensors)
-        for tensor in tensors:
-            tensor.data = tensor.new_empty(0)
-        self._empty = True
-        return sum(held.values())
+        """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
+        self.main.reload(folder)
 
     def allow_recorded(self, wanted: bool) -> None:
-        """Sets whether recorded or captured steps may run. A replayed step skips Python code, such as looking at
-        numbers, so code that needs it switches them off."""
-        self._step = self._whole if wanted else torch.inference_mode()(self.model)
+        """Sets whether recorded or captured steps may run (see ModelPart)."""
+        for part in self.parts:
+            part.allow_recorded(wanted)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""
@@ -326,11 +292,8 @@ class Worker:
             self._state += self.device.allocate(arrangement.states, made.slots)
 
     def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
-        """One step -> what it gives, on the device."""
-        if not self._state and self.layouts:  # an interruption came between the old cache and the new one
-            self.recreate_cache()
-        if self._plans:
-            host = self._with_plans(host)
+        """One step of the model -> what it gives, on the device."""
+        host = self._ready(host, self.main)
         arrays = host.leaves()
         if carried is not None:
             rows = np.full(len(host.token_ids), -1, np.int32)  # the step may have been padded
@@ -344,11 +307,24 @@ class Worker:
         if not self.stage.first:
             handed, beside = self._handed(len(host.token_ids))
             batch = batch._replace(inputs=batch.inputs._replace(intermediate_tensors=handed, shared_tensors=beside))
-        outputs, self._state = self._step(self._state, batch)
+        outputs, self._state = self.main.step(self._state, batch)
         if not self.stage.last:
             assert self.comm.stage_channel is not None
             self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
+
+    def draft(self, host: HostBatch) -> Outputs:
+        """One step of the drafter -> what it gives, on the device."""
+        assert self.drafter is not None, "this worker has no drafter"
+        host = self._ready(host, self.drafter)
+        outputs, self._state = self.drafter.step(self._state, host.on(self.device.to_device(host.leaves())))
+        return outputs
+
+    def _ready(self, host: HostBatch, part: ModelPart) -> HostBatch:
+        """Returns a step's batch with its plans, once there is a cache."""
+        if not self._state and self.layouts:  # an interruption came between the old cache and the new one
+            self.recreate_cache()
+        return part.with_plans(host)
 
     def _handed(self, tokens: int) -> tuple[Tensor, Tensor | None]:
         """Returns the outputs of the pipeline stage before, as [N, T, H] bytes, and the bytes of what is beside."""
@@ -356,12 +332,6 @@ class Worker:
         given, size = self.comm.stage_channel.receive(), self._dtype.itemsize
         first = len(given) - tokens * sum(self._reads) * size
         return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
-
-    def _with_plans(self, host: HostBatch) -> HostBatch:
-        """Returns the batch with the plan of each group's mixer."""
-        planned = zip(self._planners, host.groups, strict=True)
-        groups = tuple([group._replace(plan=mixer.plan(host, group)) for mixer, group in planned])
-        return host._replace(groups=groups)
 
     def _broadcast_from_first(self, x: Tensor) -> Tensor:
         """The first rank's x [S], on every rank; what the other ranks bring follows it."""
@@ -372,18 +342,3 @@ class Worker:
 
     def upload(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
         return self.device.to_device(arrays)
-
-
-def _storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Address -> bytes of each piece of memory, however many tensors lie on it."""
-    return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
-
-
-def _failed_reload_step(state: State, batch: Batch) -> tuple[Outputs, State]:
-    """Step of a worker after reload() failed and left its weights partly replaced."""
-    raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
-
-
-def _asleep_step(state: State, batch: Batch) -> tuple[Outputs, State]:
-    """The step of a worker that sleeps."""
-    raise RuntimeError("a step was asked of a worker that is asleep")

@@ -134,7 +134,7 @@ class TPU(Platform):
         self._device = TPUDevice(devices, machines)
         self._placer = Placer(self._device.mesh)
         self._planner: Mixer | None = None  # the last that keeps pages: its plan depends on the page size alone
-        self._weights = ProgramWeights({})  # of the model that was compiled last
+        self._weights: dict[nn.Module, ProgramWeights] = {}  # of each model that was compiled
         return self._device
 
     def connect(self, rank_info: RankInfo) -> Communicator:
@@ -183,7 +183,8 @@ class TPU(Platform):
                 put(into[name], array)
             else:
                 put_rows(into[name], array, *weight.rows)
-        self._weights.replaced = True
+        for weights in self._weights.values():
+            weights.replaced = True
         return {name: into[name] for name in placed}
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
@@ -196,11 +197,11 @@ class TPU(Platform):
     def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
         from quintet.platforms.tpu.compile import Program, ProgramWeights, abstract, compile_step
 
-        self._weights = ProgramWeights(dict(model.named_parameters()))
-        shapes = {name: abstract(array) for name, array in self._weights.now().items()}
+        weights = self._weights[model] = ProgramWeights(dict(model.named_parameters()))
+        shapes = {name: abstract(array) for name, array in weights.now().items()}
         device = self._device
         program = Program(model, shapes, device.state, self._planner, device.replicated, device.stateful)
-        return compile_step(program, self._weights, buckets, device)
+        return compile_step(program, weights, buckets, device)
 
 
 def _cache_folder() -> tuple[str, str]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
 from quintet.layers.attention.kv_scales import KVScales
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, SERVED, Tiny, make, variant

@@ -16,7 +16,8 @@ from transformers import AutoConfig
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.interface.types import RankInfo
 from quintet.layers.moe.moe import Experts
 from quintet.model_loader.loader import declared_weights

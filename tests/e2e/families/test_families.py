@@ -21,7 +21,8 @@ from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
 from quintet.layers.normalised_weights import normalise_columns, normalise_rows
 from quintet.model_loader.loader import declared_weights

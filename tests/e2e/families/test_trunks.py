@@ -11,7 +11,8 @@ from transformers import BertConfig, BertModel
 
 from quintet.config import EngineConfig
 from quintet.conformance.harness.manual_steps import Stretch, host_batch
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
 from quintet.interface.platform import Platform
 from quintet.interface.types import HostBatch, HostInputs

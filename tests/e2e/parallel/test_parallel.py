@@ -7,7 +7,8 @@ from transformers import AutoConfig
 
 from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.interface.types import RankInfo
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank

@@ -133,7 +133,7 @@ def test_a_step_that_fails_is_said_and_the_next_text_is_answered(
 ) -> None:
     with opened(bert[0]) as llm:
         worker = llm._client.engine_plan.ranks.workers[0]
-        whole, calls = worker._step, []
+        whole, calls = worker.main.step, []
 
         def failing(*given: Any) -> Any:
             calls.append(given)
@@ -141,7 +141,7 @@ def test_a_step_that_fails_is_said_and_the_next_text_is_answered(
                 raise RuntimeError("a kernel failed")
             return whole(*given)
 
-        monkeypatch.setattr(worker, "_step", failing)
+        monkeypatch.setattr(worker.main, "step", failing)
         with pytest.raises(Unanswered, match="a kernel failed"):
             llm.embed(TEXTS, use_tqdm=False)
         assert llm.embed(TEXTS[:1], use_tqdm=False)[0].outputs.data.shape == (48,)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from quintet import AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers.checkpoints.quantized import awq, fp8

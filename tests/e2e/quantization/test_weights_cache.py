@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM, SamplingParams
 from quintet.config.cache_dir import cache_folder
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import MemoryRoom, Worker
 from quintet.hub.model_removal import plan_removal
 from quintet.interface.types import RankInfo
 from quintet.model_loader import loader, weights_cache

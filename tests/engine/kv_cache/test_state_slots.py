@@ -16,7 +16,8 @@ from transformers import CONFIG_MAPPING
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.kv_cache.groups import KVCacheGroup, KVCacheLayout
 from quintet.engine.memory_planner import ModelMemory, plan_memory
 from quintet.engine.request import CoreRequest

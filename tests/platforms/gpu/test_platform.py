@@ -311,7 +311,7 @@ def test_an_engine_outlives_a_step_that_fails(client: Make) -> None:
     made = type(fake_platform())
     engine = client(variant("llama", "plain"), made, max_model_len=64, num_pages=40)
     worker = engine.engine_plan.ranks.workers[0]
-    step = worker._step
+    step = worker.main.step
 
     def complete() -> Any:
         params = SamplingParams(temperature=0, max_tokens=6, detokenize=False)
@@ -326,9 +326,9 @@ def test_an_engine_outlives_a_step_that_fails(client: Make) -> None:
     def fall_over(*_: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
-    worker._step = fall_over
+    worker.main.step = fall_over
     assert complete().finish_reason == "error"
-    worker._step = step
+    worker.main.step = step
     assert list(complete().token_ids) == list(wanted.token_ids), "with another cache, and graphs of it"
 
 

@@ -38,7 +38,7 @@ def test_tokens_are_the_cpus_and_another_adapter_compiles_nothing(devices: int, 
     first, second, third = (adapter_request(tiny, tmp_path, seed, rank) for seed, rank in ((1, 8), (2, 3), (3, 5)))
     batches: list[list[Any]] = [[first, second, None, None], [third, second, None, third]]
     reference, served = engine("cpu"), engine("tpu", tensor_parallel_size=devices)
-    count = served._client.engine_plan.ranks.workers[0]._step.compilations  # type: ignore[attr-defined]
+    count = served._client.engine_plan.ranks.workers[0].main.step.compilations  # type: ignore[attr-defined]
     before, want = count(), [tokens(reference, each) for each in batches]
     assert len({str(each) for each in (want[0][0], want[0][3], want[1][0])}) == 3, "adapters give other tokens"
     assert [tokens(served, each) for each in batches] == want

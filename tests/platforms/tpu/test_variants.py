@@ -10,7 +10,8 @@ import torch
 from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import pad
-from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.worker import Worker
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.interface.platform import CacheLost, Platform
 from quintet.interface.types import HostBatch, HostInputs, Layout, ShapeBucket, StateSpec

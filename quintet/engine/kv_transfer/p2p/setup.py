@@ -13,7 +13,7 @@ import msgspec
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.config.kv_transfer import SHARED_MEMORY
 from quintet.distributed.keys import kv_transfer_key
-from quintet.engine.executor.worker import ModelSizes
+from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.kv_scales import scales_of
 from quintet.engine.kv_cache.manager import KVCacheManager

@@ -1,0 +1,205 @@
+"""A model of a worker: its layers, its weights, and its compiled step. A worker has one, or a drafter beside it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.interface.platform import Mixer, Platform, State
+from quintet.interface.types import Batch, Estimate, HostBatch, MaxShape, Outputs, ShapeBucket
+from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize
+from quintet.layers.decoder import ModelBase
+from quintet.layers.layer_state import LayerMixer
+from quintet.layers.lora import LoRAPools, adaptable_modules
+from quintet.layers.lora_step import LoRASizes
+from quintet.layers.moe.expert_placement import ExpertPlacement
+from quintet.layers.quantization import QuantizationPlan
+from quintet.model_loader.loader import ParameterLoad, distinct_parameters, load, num_bytes
+from quintet.model_loader.weight_files import WeightFiles
+from quintet.model_loader.weights_cache import CacheEntry, StoreThread
+from quintet.models import model_class
+
+ModelFactory = Callable[[Any, BuildContext], ModelBase]  # (config, build) -> a model, its weights not read
+RunStep = Callable[[State, Batch], tuple[Outputs, State]]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Settings that a worker builds its model with, beside the checkpoint's own configuration."""
+
+    dtype: torch.dtype
+    page_size: int
+    max_model_len: int
+    quantization: QuantizationPlan = QuantizationPlan()  # of the weights of products
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    kv_scales: KVScaling = field(default_factory=KVScaling)
+    requested_outputs: RequestedOutputs = RequestedOutputs()
+    causal: bool = True  # False: tokens of a decoder see those after them
+    attention: str = "auto"  # the provider of paged attention that was asked for
+    transformers_backend: bool = False  # the model runs by transformers' own code
+    ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
+    tied_head: bool | None = None  # the head is the token embedding, by the files; None: as config.json has it
+    expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
+    weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
+    lora: LoRASizes | None = None  # room for adapters; None: the model takes none
+    drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
+
+
+@dataclass(frozen=True)
+class DrafterSizes:
+    """Settings of a model that proposes tokens to another one, whose pages hold its keys and values, too."""
+
+    hf_config: Any
+    sizes: ModelSizes  # dtype, page_size and max_model_len are the other model's
+    weights: WeightFiles | None  # None: random ones
+
+
+class ModelPart:
+    """A model of a worker. Built empty, so that the memory plan can ask for sizes; read() then fills it."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        hf_config: Any,
+        build: BuildContext,
+        sizes: ModelSizes,
+        mixers: Sequence[LayerMixer],
+    ) -> None:
+        """`mixers`: a list to which `build` appends those of the model's layers."""
+        self.platform, self.mixers, self.build = platform, mixers, build
+        self._cache, self._rank = sizes.weights_cache, build.rank
+        family: ModelFactory = model_class(hf_config, platform.models, sizes.transformers_backend)
+        self.model: ModelBase = family(hf_config, build).eval()
+        if not sizes.requested_outputs.logits:
+            self.model.drop_lm_head()
+            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.ignored_tensors)
+        checkpoint = sizes.quantization.checkpoint
+        self.model.ignored_suffixes = checkpoint.ignored_suffixes if checkpoint else ()
+        finalize(self.model)
+        self._adaptable = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
+        self._lora_sizes = sizes.lora
+        self.lora: LoRAPools | None = None
+        self._storing: StoreThread | None = None  # puts the weights into an automatic cache
+        self._folder: Path | WeightFiles | None = None
+        self._variants: Sequence[ShapeBucket] = ()
+        self._dropped = False  # the weights, by sleep()
+        self._whole: RunStep = no_step
+        self.step: RunStep = no_step
+
+    def settle(self, groups: Iterable[int], all_mixers: Sequence[LayerMixer]) -> None:
+        """Called once, when this rank's layers and the groups of all parts are settled: makes the pools of adapters,
+        and settles which mixer plans for each group: one of this model's, or of another part's where it has none."""
+        if self._lora_sizes is not None:
+            self.lora = LoRAPools(self.model, self.build, self._lora_sizes, self._adaptable)
+        of_group = [[each for each in (*self.mixers, *all_mixers) if each.group == index] for index in groups]
+        self._planners = [_planner(mixers) for mixers in of_group]
+        self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, and of the pools of adapters, on this device."""
+        return num_bytes(self.model, self.platform) + self._pool_bytes
+
+    @property
+    def _pool_bytes(self) -> int:
+        return 0 if self.lora is None else self.lora.nbytes
+
+    def estimate(self, max_shape: MaxShape) -> Estimate:
+        """Estimates the memory that the model takes on this device."""
+        found = self.platform.estimate(self.model, distinct_parameters(self.model), max_shape)
+        return found._replace(weights=found.weights + self._pool_bytes)
+
+    def read(self, folder: Path | WeightFiles | None, progress: bool) -> None:
+        """Reads the weights from the checkpoint as it is now; random ones without a folder."""
+        self.finish_store()
+        self._folder = folder
+        self._storing = load(self.model, self.platform, folder, progress, self._rank, self._cache)
+        if self.lora is not None:
+            self.lora.place(self.platform)
+        self._dropped = False
+
+    def finish_store(self) -> None:
+        """Waits until the weights are in the cache: they are about to change, or to go."""
+        if self._storing is not None:
+            self._storing.close()
+            self._storing = None
+
+    def compile(self, variants: Iterable[ShapeBucket]) -> None:
+        """Compiles the step for these sizes."""
+        self.step = self._whole = self.platform.compile(self.model, variants)
+
+    def allow_recorded(self, wanted: bool) -> None:
+        """Sets whether recorded or captured steps may run. A replayed step skips Python code, such as looking at
+        numbers, so code that needs it switches them off."""
+        self.step = self._whole if wanted else torch.inference_mode()(self.model)
+
+    def sleep(self) -> None:
+        """Lets the compiled step go: a recorded one holds addresses."""
+        self.step = self._whole = asleep_step
+
+    def wake(self) -> None:
+        """Reads dropped weights again."""
+        if self._dropped:
+            self.read(self._folder, progress=False)
+
+    def drop_weights(self) -> int:
+        """Drops the weights -> the bytes that they still took."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        held = storage_bytes(tensors)
+        for tensor in tensors:
+            tensor.data = tensor.new_empty(0)
+        self._dropped = True
+        return sum(held.values())
+
+    def reload(self, folder: Path | WeightFiles | None) -> None:
+        """Overwrites the weights with others of the same model: no step is compiled anew.
+
+        ValueError if they do not fit, and then nothing has changed. After a later error it may be repeated.
+        """
+        reading, step = ParameterLoad(self.model, folder), self._whole
+        self.step = failed_reload_step
+        self.finish_store()
+        reading.overwrite(self.platform)
+        self.step, self._folder = step, folder
+
+    def with_plans(self, host: HostBatch) -> HostBatch:
+        """Returns the batch with the plan of each group's mixer."""
+        if not self._plans:
+            return host
+        planned = zip(self._planners, host.groups, strict=True)
+        groups = tuple([group._replace(plan=mixer.plan(host, group)) for mixer, group in planned])
+        return host._replace(groups=groups)
+
+
+def _planner(mixers: Sequence[LayerMixer]) -> Mixer:
+    """Returns the mixer that plans for a group: the first, since all are of one class."""
+    kinds = {type(mixer.mixer) for mixer in mixers}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(
+            f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
+        )
+    return mixers[0].mixer
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Address -> bytes of each piece of memory, however many tensors lie on it."""
+    return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def no_step(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """Step of a model that was not loaded."""
+    raise RuntimeError("a step was asked of a worker before load()")
+
+
+def failed_reload_step(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """Step of a model after reload() failed and left its weights partly replaced."""
+    raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
+
+
+def asleep_step(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """The step of a worker that sleeps."""
+    raise RuntimeError("a step was asked of a worker that is asleep")
