@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.lora.loaded import LoadedLoRA
     from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
+    from quintet.engine.spec_decode.draft_model import DraftProgress
     from quintet.engine.spec_decode.ngram import TokenHistory
     from quintet.interface.types import IntArray
     from quintet.structured_output.grammar import Matcher
@@ -143,6 +144,7 @@ class Request:
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
     lora: "LoadedLoRA | None" = None  # its adapter
+    draft_progress: "DraftProgress | None" = None  # what a draft model has computed of it; None: nothing is known
     lora_slot: int = 0  # that this has on the device while it runs, from 1 on
     num_overtaken: int = 0  # requests with adapters that started before it, while it waited for a slot
     pooled_rows: "PooledRows | None" = None  # what steps have given of a text that becomes numbers

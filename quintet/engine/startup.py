@@ -16,6 +16,7 @@ from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
+from quintet.engine.executor.model_weights import weights_cache_for, weights_for
 from quintet.engine.executor.shape_buckets import describe, plan_buckets
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, Worker
@@ -58,8 +59,7 @@ from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
 from quintet.model_loader.tied_head import is_tied
-from quintet.model_loader.weight_files import WeightFiles, weights_of
-from quintet.model_loader.weights_cache import AUTO, OFF, CacheEntry, cache_entry
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.activation import UnknownActivation
@@ -167,7 +167,7 @@ def _decide(
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    weights = _weights(config, folder, facts)
+    weights = weights_for(config, folder, facts)
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
@@ -186,7 +186,7 @@ def _decide(
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype))
-    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=_weights_cache(config, facts, weights))
+    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
@@ -259,7 +259,7 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
     fixed, buckets = prepared.fixed_shapes, prepared.buckets
     if fixed:
         logger.info("sizes: %s", describe(fixed))
-    folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
+    folder = None if config.load_format == "dummy" else weights_for(config, prepared.folder, prepared.capabilities)
     ahead = plan.steps_to_capture(config.capture_ahead, config.capture_decode_ahead)
     room = MemoryRoom(plan.num_pages, plan.num_slots)
     with _name_model_in_errors(config.model):  # a device that compiles sees what a layer asks for only now
@@ -330,7 +330,7 @@ def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
     if prepared.pooling is None:
         return _generation_runner(prepared, batches, _sampler(prepared), prepared.profiler.spans)
     config, ranks = prepared.config, prepared.ranks
-    files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
+    files = None if config.load_format == "dummy" else weights_for(config, prepared.folder, prepared.capabilities)
     pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
     runner = PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _step_agreement(ranks))
     return _pipeline_runner(prepared, runner)
@@ -367,25 +367,6 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
-
-
-def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> WeightFiles:
-    weights = weights_of(config, path)
-    if weights.load_format not in SHARDED:
-        return weights
-    if not facts.layout_key:
-        raise ValueError(f"load_format={weights.load_format!r}: this device's weights do not lie in the host's memory")
-    return replace(weights, options={"placing": facts.layout_key})
-
-
-def _weights_cache(config: EngineConfig, facts: Capabilities, weights: WeightFiles) -> CacheEntry | None:
-    """Returns where packed weights are kept. Not by default if weights change while they are written: EPLB moves them,
-    calculate_kv_scales sets some."""
-    if config.load_format in ("dummy", *SHARDED):
-        return None
-    changing = config.enable_eplb or config.calculate_kv_scales
-    setting = OFF if changing and config.weights_cache == AUTO else config.weights_cache
-    return cache_entry(setting, facts.layout_key, weights.folder)
 
 
 def _op_table(prepared: EnginePlan) -> str:

@@ -85,10 +85,20 @@ class BatchBuilder:
             batch = self._with_adapters(batch, requests)
         return batch, OutputRows(requests)
 
-    def _mixed(self, requests: list[Request], plan: StepPlan) -> tuple[HostBatch, OutputRows]:
-        """Any stretch of each request."""
-        counts = np.fromiter(plan.tokens.values(), np.int32, len(requests))
-        computed = np.fromiter((request.num_computed for request in requests), np.int32, len(requests))
+    def build_draft(self, requests: list[Request], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> HostBatch:
+        """Builds a step of a drafter: the tokens of each request from a position on, with a row of logits after the
+        last of each. Layers that keep states have none here."""
+        counts = np.fromiter(map(len, tokens), np.int32, len(requests))
+        ids = np.array([each for row in tokens for each in row], np.int32)
+        batch = self._stretches(requests, np.array(starts, np.int32), counts, ids, states=False)
+        alone = len(ids) == len(requests)
+        batch = batch._replace(logits_indices=batch.token_to_seq if alone else batch.query_start_loc[1:] - 1)
+        return pad(batch, self.fixed) if self.fixed else self._captured.pad(batch)
+
+    def _stretches(
+        self, requests: list[Request], computed: IntArray, counts: IntArray, token_ids: IntArray, states: bool = True
+    ) -> HostBatch:
+        """Builds a step of `counts` tokens of each request after those `computed`; no row of logits is settled yet."""
         starts = np.zeros(len(requests) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         owners = np.repeat(self._first(len(requests)), counts)
@@ -99,17 +109,25 @@ class BatchBuilder:
             table = _block_table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
         if self._states:
-            slots = [(request.state_slots.state, request.state_slots.next_state) for request in requests]
+            held = [each.state_slots for each in requests]
+            slots = [(each.state, each.next_state) if states else (0, 0) for each in held]
             groups.append(state_group(slots, len(positions), lengths))
-        wanted, rows = output_rows_of(requests, list(plan.tokens.values()), starts)
-        batch = HostBatch(
-            token_ids=_token_ids(plan),
+        return HostBatch(
+            token_ids=token_ids,
             positions=positions,
             token_to_seq=owners,
             query_start_loc=starts,
-            logits_indices=wanted,
+            logits_indices=owners,
             groups=tuple(groups),
         )
+
+    def _mixed(self, requests: list[Request], plan: StepPlan) -> tuple[HostBatch, OutputRows]:
+        """Any stretch of each request."""
+        counts = np.fromiter(plan.tokens.values(), np.int32, len(requests))
+        computed = np.fromiter((request.num_computed for request in requests), np.int32, len(requests))
+        batch = self._stretches(requests, computed, counts, _token_ids(plan))
+        wanted, rows = output_rows_of(requests, list(plan.tokens.values()), batch.query_start_loc)
+        batch = batch._replace(logits_indices=wanted)
         if any(_has_embeds(request) for request in requests):
             batch = batch._replace(inputs=_host_inputs(plan))
         elif self._types:

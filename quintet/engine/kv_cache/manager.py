@@ -269,6 +269,7 @@ def missing_pages(request: Request, tokens: int, page_size: int) -> int:
 def clear_cache_state(request: Request) -> None:
     """Drops what the request has of the KV cache, without releasing it."""
     request.pages, request.table_rows, request.trimmed, request.prefix_match = [], [], [], None
+    request.draft_progress = None
     request.state_slots = StateSlots()
     request.num_computed = request.num_committed = 0
     request.asked_connector, request.num_fetched, request.num_available = False, 0, 0

@@ -38,6 +38,7 @@ class PagePool:
         self._holders = [0] * self.num_pages
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
+        self.drafted: set[int] = set()  # pages that hold K and V of a drafter for each of their tokens
 
     @property
     def num_free(self) -> int:
@@ -77,6 +78,7 @@ class PagePool:
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
             self.uncache(page)
+            self.drafted.discard(page)
             self._holders[page] = 1
             taken.append(page)
         return taken

@@ -7,7 +7,7 @@ prove together: what does not hold on one is kept by none.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +52,16 @@ class RecordedStep:
 class Replay:
     """A step like the model, which records itself. Its outputs hold until its next call."""
 
-    def __init__(self, model: Model, extension: Any, all_agree: Callable[[bool], bool] = bool) -> None:
-        """`agreed`: whether something holds on all ranks, which ask at the same time."""
-        self._model, self._extension, self._all_agree = model, extension, all_agree
+    def __init__(
+        self,
+        model: Model,
+        extension: Any,
+        all_agree: Callable[[bool], bool] = bool,
+        writers: Mapping[int, Collection[int]] | None = None,
+    ) -> None:
+        """`all_agree`: whether something holds on all ranks, which ask at the same time. `writers`: the groups of the
+        model's layers in each tensor of the state, where a second model has layers in it; None: all write in all."""
+        self._model, self._extension, self._all_agree, self._writers = model, extension, all_agree, writers
         self._arena = Arena()
         self._scratch = Arena()  # of steps that are not recorded
         self._graphs: OrderedDict[StepSize, RecordedStep] = OrderedDict()
@@ -124,7 +131,7 @@ class Replay:
 
     def _prove(self, size: StepSize, graph: RecordedStep, state: State, batch: Batch) -> Outputs:
         """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
-        written = [_written_indices(each, batch) for each in state]
+        written = [self._written_indices(index, each, batch) for index, each in enumerate(state)]
         _fill(graph.inputs, batch)
         for each, places in zip(state, written, strict=True):  # else what was there would hide what is not written
             _bytes(each)[places] = 0xFF
@@ -140,6 +147,18 @@ class Replay:
         else:
             graph.proven = True
         return outputs
+
+    def _written_indices(self, index: int, kept: Tensor, batch: Batch) -> tuple[Any, ...]:
+        """Returns the index of what the step writes in a tensor of the state: in pages [P, sides, heads, page_size,
+        row], the slots of the groups that write there; in states [units, ...], which have other axes, the units in the
+        last group's table. Unit 0 takes what is not read again."""
+        groups = range(len(batch.groups)) if self._writers is None else self._writers.get(index, ())
+        if not groups:
+            return (slice(0),)
+        if kept.dim() != 1 + PAGE_AXES:
+            return (batch.groups[-1].block_table[:, 1].unique().long(),)
+        slots = torch.cat([batch.groups[group].slot_mapping for group in groups]).unique().long()
+        return slots // kept.shape[3], slice(None), slice(None), slots % kept.shape[3]
 
     def _refuse(self, size: StepSize, batch: Batch, why: str) -> None:
         if why not in self.refused.values():
@@ -177,16 +196,6 @@ def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
     """True if the arrays hold this batch already."""
     given = zip(arrays, leaves(batch), strict=True)
     return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
-
-
-def _written_indices(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
-    """Returns the index of what the step writes in a tensor of the state: in pages [P, sides, heads, page_size, row],
-    the slots of all groups; in states [units, ...], which have other axes, the units in the last group's table. Unit 0
-    takes what is not read again."""
-    if kept.dim() != 1 + PAGE_AXES:
-        return (batch.groups[-1].block_table[:, 1].unique().long(),)
-    slots, size = torch.cat([group.slot_mapping for group in batch.groups]).unique().long(), kept.shape[3]
-    return slots // size, slice(None), slice(None), slots % size
 
 
 def _bytes(x: Tensor) -> Tensor:

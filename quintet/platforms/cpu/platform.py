@@ -280,9 +280,9 @@ class CPU(Platform):
         eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
         comm = self._comm
         if comm is None:
-            run = model if eager else Replay(model, extension)
+            run = model if eager else Replay(model, extension, writers=groups_by_tensor(model))
         else:  # if ranks are threads, the platform does not know which rank has the model: they record nothing
-            run = model if eager or self._threaded else Replay(model, extension, comm.all_agree)
+            run = model if eager or self._threaded else Replay(model, extension, comm.all_agree, groups_by_tensor(model))
 
         @torch.inference_mode()
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:

@@ -1,0 +1,188 @@
+"""Draft tokens of a small model that stands beside the one that answers (Leviathan et al. 2023; vLLM's "draft_model").
+
+The drafter's layers are in the arrangement of the other model's: its keys and values of a token lie in the page that
+holds the other's, so that a prefix that is found holds both, and no second bookkeeping is needed. It computes what it
+lacks of a request, which is usually one or two tokens, and then a token after the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.kv_cache.manager import KVCacheManager, missing_pages
+from quintet.engine.kv_cache.page_pool import NULL_PAGE
+from quintet.engine.request import Request
+from quintet.interface.types import HostBatch
+from quintet.ops.sampling import Draw
+
+
+@dataclass
+class DraftProgress:
+    """State of a drafter for one request, as long as that holds its pages."""
+
+    num_computed: int = 0  # tokens with the drafter's K and V in the cache
+    proposed: list[int] = field(default_factory=list)  # after `num_known` tokens; K and V of the last are not there
+    num_known: int = 0  # tokens of the request when they were proposed
+    num_marked: int = 0  # pages that were marked as complete
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """Limits of a drafter's steps."""
+
+    max_num_batched_tokens: int
+    max_model_len: int  # positions that the drafter knows; requests get no drafts past them
+    vocab_size: int
+
+
+class DraftModelProposer:
+    """Proposes what a drafter draws: greedily, or with the random numbers that the request draws with itself."""
+
+    def __init__(
+        self, num_drafts: int, ranks: WorkerGroup, batches: BatchBuilder, tables: KVCacheManager, limits: DraftLimits
+    ) -> None:
+        self.num_drafts = num_drafts
+        self._ranks, self._batches, self._tables, self._limits = ranks, batches, tables, limits
+        self._first = ranks.workers[0]
+        assert self._first.drafter is not None, "no drafter was built"
+        self._groups = sorted({mixer.group for mixer in self._first.drafter.mixers if mixer.group is not None})
+
+    def may_propose(self, requests: Sequence[Request]) -> bool:
+        """Returns True: whatever the text is, there are drafts after it."""
+        return any(not each.core_request.embeds for each in requests)
+
+    def finish(self, request: Request) -> None:
+        """Does nothing: pages go with the request."""
+
+    def start_over(self) -> None:
+        """Does nothing: what was drafted of requests goes with their pages."""
+
+    @torch.inference_mode()
+    def propose(self, room: Sequence[tuple[Request, int]]) -> None:
+        """Fills `draft_tokens` of the requests that the drafter knows all tokens of; of the others it computes as many
+        as fit into one step."""
+        wanted = {request: self._clip(request, most) for request, most in room}
+        ready = self._catch_up(
+            [request for request, most in wanted.items() if most > 0 and self._reserve(request, most)]
+        )
+        for request in ready:
+            self._mark_pages(request)
+        while ready:
+            requests = [r for r in ready if len(r.draft_tokens) < wanted[r]]
+            if not requests:
+                break
+            tokens = [[r.draft_tokens[-1]] for r in requests]
+            starts = [r.num_known + len(r.draft_tokens) - 1 for r in requests]
+            for request, token_id in zip(requests, self._run(requests, starts, tokens), strict=True):
+                request.draft_tokens.append(token_id)
+            ready = [r for r in requests if r.draft_tokens[-1] >= 0]
+        for request in wanted:
+            if request.draft_progress is not None:
+                request.draft_progress.proposed = list(request.draft_tokens)
+
+    def _clip(self, request: Request, most: int) -> int:
+        """Returns how many drafts a request may have, by what the drafter can do."""
+        if request.core_request.embeds:  # it has no rows for them
+            return 0
+        return min(most, self.num_drafts, self._limits.max_model_len - request.num_known)
+
+    def _reserve(self, request: Request, most: int) -> bool:
+        """Reserves the pages of a request's drafts, which the step that verifies them needs, too."""
+        end = request.num_known + most
+        if missing_pages(request, end, self._tables.page_size) > self._tables.pool.num_free:
+            return False
+        self._tables.reserve(request, end)
+        return True
+
+    def _catch_up(self, requests: Sequence[Request]) -> list[Request]:
+        """Computes the known tokens that the drafter lacks -> the requests with a first draft."""
+        left, chosen, starts, tokens = self._limits.max_num_batched_tokens, [], [], []
+        for request in requests:
+            progress = self._progress(request)
+            stop = min(request.num_known, progress.num_computed + left)
+            if stop > progress.num_computed:
+                chosen.append(request)
+                starts.append(progress.num_computed)
+                tokens.append(request.token_ids[progress.num_computed : stop])
+                left -= stop - progress.num_computed
+                progress.num_computed, progress.num_known = stop, request.num_known
+        drawn = self._run(chosen, starts, tokens) if chosen else []
+        ready = []
+        for request, token_id in zip(chosen, drawn, strict=True):
+            progress = self._progress(request)
+            if progress.num_computed == request.num_known and token_id >= 0:
+                request.draft_tokens = [token_id]
+                ready.append(request)
+        return ready
+
+    def _progress(self, request: Request) -> DraftProgress:
+        """Returns what the drafter has of a request; at least its last token is left to compute."""
+        progress = request.draft_progress
+        if progress is None:
+            pages = self._marked_pages(request)
+            progress = request.draft_progress = DraftProgress(pages * self._tables.page_size, num_marked=pages)
+        elif progress.proposed:
+            proposed, start = progress.proposed[:-1], progress.num_known
+            known = request.token_ids[start : request.num_known]
+            accepted = next((i for i, pair in enumerate(zip(proposed, known)) if pair[0] != pair[1]), len(proposed))  # noqa: B905
+            progress.num_computed, progress.proposed = start + min(accepted, len(known)), []
+        progress.num_computed = min(progress.num_computed, request.num_known - 1)
+        return progress
+
+    def _marked_pages(self, request: Request) -> int:
+        """Returns how many of a request's first pages hold K and V of the drafter: they were found in the cache."""
+        marks, count = self._tables.pool.drafted, len(request.pages[0]) if request.pages else 0
+        rows = [request.pages[group] for group in self._groups]
+        return next(
+            (at for at in range(count) if any(row[at] != NULL_PAGE and row[at] not in marks for row in rows)), count
+        )
+
+    def _mark_pages(self, request: Request) -> None:
+        """Marks the pages that hold K and V of the drafter for each of their tokens."""
+        progress = self._progress(request)
+        full = progress.num_computed // self._tables.page_size
+        for group in self._groups:
+            self._tables.pool.drafted.update(request.pages[group][progress.num_marked : full])
+        progress.num_marked = max(progress.num_marked, full)
+
+    def _run(self, requests: list[Request], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
+        """Runs the drafter -> the token that it draws for each request; -1: none."""
+        host = self._batches.build_draft(requests, starts, tokens)
+        positions = [start + len(row) for start, row in zip(starts, tokens, strict=True)]
+        return self._draw(self._logits(host), requests, positions)
+
+    def _logits(self, host: HostBatch) -> Tensor:
+        """Runs one step on all ranks -> its logits [L, V]."""
+        logits = self._ranks.draft(host).logits
+        assert logits is not None, "a drafter gives logits"
+        return logits
+
+    def _draw(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> list[int]:
+        """Draws with the random numbers of each request for these positions, so that the same tokens come out where
+        both models agree. Penalties and the like are left out: they cost drafts, never a token."""
+        ops, device, rows = self._first.ops, self._first.device, logits.shape[0]
+        if all(request.params.greedy for request in requests):
+            drawn = ops.greedy(logits)
+        else:
+            drawn = ops.sample(ops.widen(logits, rows, False), *self._draw_settings(requests, positions, rows))
+        found: list[int] = device.to_host(drawn)()[: len(requests)].tolist()
+        return found
+
+    def _draw_settings(self, requests: Sequence[Request], positions: Sequence[int], rows: int) -> tuple[Draw, int]:
+        """Returns the settings of a draw of so many rows, and of how many of the largest logits it depends on."""
+        off = (0.0, 0, 1.0, 0.0)
+        drawn = [each.params for each in requests]
+        cuts = [off if p.greedy else (p.temperature, max(p.top_k, 0), p.top_p, p.min_p) for p in drawn]
+        width = max((k or (self._limits.vocab_size if p < 1 else 0) for _, k, p, _ in cuts), default=0)
+        padding = rows - len(cuts)
+        temperature, top_k, top_p, min_p = zip(*cuts, *[off] * padding, strict=True)
+        keys = [*(each.core_request.random_key for each in requests), *[(0, 0)] * padding]
+        arrays = [np.array(temperature, np.float32), np.array(top_k, np.int32)]
+        arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32), np.array(keys, np.int32).reshape(-1, 2)]
+        arrays.append(np.array([*positions, *[0] * padding], np.int32))
+        return Draw(*self._first.device.to_device(arrays)), min(width, self._limits.vocab_size)
