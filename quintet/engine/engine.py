@@ -28,6 +28,7 @@ from quintet.engine.observability.stats import MAX_LORA_NAMES, LoRAStats, Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
 from quintet.engine.scheduler import Scheduler
+from quintet.engine.spec_decode.drafting import Drafting
 from quintet.engine.step_hook import StepHook
 from quintet.engine.step_output import StepOutputProcessor
 from quintet.engine.step_plan import StepPlan
@@ -49,6 +50,7 @@ class EngineParts:
     grammars: GrammarCompiler | None = None  # None: no request may ask for structured outputs
     profiler: Profiler = field(default_factory=Profiler)
     lora: LoRAManager | None = None  # None: no request may name an adapter
+    drafting: Drafting | None = None  # None: no speculative decoding
     hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
 
 
@@ -59,10 +61,11 @@ class Engine:
         self.scheduler: Final = parts.scheduler
         self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
-        self._hooks, self.lora = parts.hooks, parts.lora
+        self._hooks, self.lora, self._drafting = parts.hooks, parts.lora, parts.drafting
         self._unready: list[Request] = []  # requests with grammars and adapters that may not be there yet
         self._in_flight = InFlightSteps(parts.runner)
-        self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps=not parts.runner.has_processors)
+        jumps = not parts.runner.has_processors
+        self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps, parts.drafting)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = 0
@@ -217,7 +220,8 @@ class Engine:
         if not (self._overlap and self._runner.supports_overlap and self.scheduler.has_room()):
             return False
         guessed = any(plan.num_drafts for plan in self._in_flight.plans)
-        return not (guessed or self.scheduler.has_drafts() or self._answers.will_append_forced())
+        drafts = self._drafting is not None and self._drafting.may_propose(self.scheduler.running)
+        return not (guessed or drafts or self._answers.will_append_forced())
 
     def _num_left_running(self, started: bool) -> int:
         """Steps that are left running at the end of compute(); if none was started, the oldest of several ends."""
@@ -229,6 +233,12 @@ class Engine:
     def _launch(self) -> bool:
         """Plans a step, starts its model, and draws: at once, or, where the draw depends on tokens of the running step
         (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
+        if self._drafting is not None:
+            try:
+                self._drafting.propose(self.scheduler.draft_room())
+            except CacheLost as error:
+                self._fail(StepPlan(), error)
+                return False
         plan = self.scheduler.schedule()
         for hook in self._hooks:
             hook.before_launch(plan, partial(self._fail_planned, plan))
@@ -284,6 +294,8 @@ class Engine:
         self._in_flight.clear()
         self.scheduler.start_over(self._answers.requests.values())
         self._runner.start_over()
+        if self._drafting is not None:
+            self._drafting.start_over()
         for hook in self._hooks:
             hook.start_over()
 

@@ -122,6 +122,7 @@ class Request:
     token_ids: list[int] = field(init=False)
     num_known: int = field(init=False)
     num_drafts: int = 0  # tokens at the end that were guessed, and are drawn by the step that computes them
+    draft_tokens: list[int] = field(default_factory=list)  # of a proposer, for the step that is planned next
     num_computed: int = 0  # tokens with K and V in the cache, or there when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
@@ -224,7 +225,7 @@ class Request:
     def drop_unknown(self) -> None:
         """The running steps will not land: what they would have drawn is drawn again. Nor are drafts kept."""
         del self.token_ids[self.num_known :]
-        self.num_drafts = 0
+        self.num_drafts, self.draft_tokens = 0, []
 
     @property
     def wants_prompt_logprobs(self) -> bool:

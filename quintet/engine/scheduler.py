@@ -20,7 +20,6 @@ from quintet.engine.kv_transfer.manager import KVTransferManager, LoadState
 from quintet.engine.lora.slots import LoRASlots
 from quintet.engine.observability.stats import SchedulerStats
 from quintet.engine.request import PLACEHOLDER, Request
-from quintet.engine.spec_decode.ngram import NgramProposer
 from quintet.engine.step_plan import SchedulerLimits, StepPlan
 
 SortKey = tuple[int, int]
@@ -34,7 +33,7 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         tables: KVCacheManager,
-        drafts: NgramProposer | None = None,
+        max_num_drafts: int = 0,
         kv_transfer: KVTransferManager | None = None,
         lora: LoRASlots | None = None,
     ) -> None:
@@ -42,13 +41,13 @@ class Scheduler:
         self.kv_cache_manager: Final = tables
         self.pool: Final = tables.pool
         self.kv_transfer: Final = kv_transfer
-        self._proposer, self._lora = drafts, lora
+        self._lora = lora
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
         self._num_fetched = 0  # that the KV connector loaded
         self._num_preemptions = 0
-        self.max_num_drafts = 0 if drafts is None else drafts.num_drafts  # of a request in a step
+        self.max_num_drafts: Final = max_num_drafts  # of a request in a step
         self._longest = limits.long_prefill_threshold or sys.maxsize  # chunk of a prompt
         self._limits_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
         self._key: Callable[[Request], SortKey] = _by_priority if limits.by_priority else _by_order
@@ -85,13 +84,11 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = StepPlan()
-        for request in self.running if self.kv_cache_manager.windows else ():
-            self.kv_cache_manager.free_out_of_window(request)
-        decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
+        self._free_out_of_window()
+        decodes = self._decoding()
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
-        decodes = decodes[: -(-len(self.running) // self.limits.num_stages)]  # the others' step follows this one
-        if self._proposer is not None and self._proposer.is_enabled_for(len(decodes)):
-            self._propose_drafts(decodes, self._proposer)
+        if self.max_num_drafts:
+            self._take_drafts(decodes)
         for requests, size in ((decodes, self._token_budget), (prefills, self._chunk_size)):
             for request in requests:
                 if plan.preempted and request not in self.running:
@@ -103,28 +100,42 @@ class Scheduler:
             self._admit(plan)
         return plan
 
-    def _propose_drafts(self, decodes: Sequence[Request], drafts: NgramProposer) -> None:
-        """Adds drafts to requests that decode, from the tokens, rows of logits and pages that are left: a draft takes
-        no page from a request, and drafts leave prompts at least half of the tokens and rows that are left."""
+    def _decoding(self) -> list[Request]:
+        """Returns the requests that the next step decodes."""
+        decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
+        return decodes[: -(-len(self.running) // self.limits.num_stages)]  # the others' step follows this one
+
+    def _free_out_of_window(self) -> None:
+        for request in self.running if self.kv_cache_manager.windows else ():
+            self.kv_cache_manager.free_out_of_window(request)
+
+    def draft_room(self) -> list[tuple[Request, int]]:
+        """Returns the requests that the next step decodes, each with the most `draft_tokens` that it may have, were it
+        the only one with any; schedule() takes fewer of the later ones where they do not fit together."""
+        self._free_out_of_window()
+        decodes = self._decoding()
+        left = min(self._draft_budget(decodes), self.max_num_drafts) if self.has_room() else 0
+        return [(r, 0 if r.num_unknown else max(0, min(left, r.tokens_left - 1))) for r in decodes]
+
+    def _draft_budget(self, decodes: Sequence[Request]) -> int:
+        """Returns how many drafts these may have together: they leave prompts at least half of the tokens and rows of
+        logits that are left."""
         left = min(self.limits.max_num_batched_tokens, self.limits.max_logit_rows) - len(decodes)
-        if self.waiting or len(self.running) > len(decodes):
-            left //= 2  # for prompts
+        return left // 2 if self.waiting or len(self.running) > len(decodes) else left
+
+    def _take_drafts(self, decodes: Sequence[Request]) -> None:
+        """Appends the `draft_tokens` of requests that decode, as far as they fit; none takes a page from a request."""
+        left = self._draft_budget(decodes)
         for request in decodes:
             most = min(left, request.tokens_left - 1)
-            if request.num_unknown == 0 and most > 0:
-                request.append_drafts(drafts.propose(request)[:most])
+            if request.draft_tokens and request.num_unknown == 0 and most > 0:
+                request.append_drafts(request.draft_tokens[:most])
                 left -= request.num_drafts
+            request.draft_tokens = []
         if not self.has_room():
             for request in decodes:
                 if request.num_drafts:
                     request.drop_unknown()
-
-    def has_drafts(self) -> bool:
-        """True if a running request has drafts, once the running step has landed. The proposer keeps what it finds."""
-        drafts = self._proposer
-        if drafts is None or not drafts.is_enabled_for(len(self.running)):
-            return False
-        return any(r.num_computed >= r.num_known and r.tokens_left > 1 and drafts.propose(r) for r in self.running)
 
     def has_room(self) -> bool:
         """True if there are free pages for the next tokens of all running requests, without preemption."""

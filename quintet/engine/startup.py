@@ -45,7 +45,7 @@ from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
-from quintet.engine.spec_decode.ngram import NgramProposer
+from quintet.engine.spec_decode.factory import make_drafting
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
@@ -286,14 +286,16 @@ def _engine_parts(
         journal = make_event_log(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
-    drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
+    drafting = make_drafting(config.speculative_config, prepared.vocab_size)
     lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
-    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer, slots)
+    num_drafts = 0 if drafting is None else drafting.num_drafts
+    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, num_drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal) if hook is not None)
-    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, lora, hooks)
+    overlap = prepared.capabilities.overlap
+    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:

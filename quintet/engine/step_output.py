@@ -10,6 +10,7 @@ from quintet.engine.observability.stats import STEP_BOUNDS, SpecDecodeStats, Ste
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.sampling.logits_edits import banned_tokens
 from quintet.engine.scheduler import Scheduler
+from quintet.engine.spec_decode.drafting import Drafting
 from quintet.engine.step_plan import StepPlan
 from quintet.outputs import TokenDelta, TokenLogprobs
 
@@ -31,9 +32,12 @@ ALL_BANNED = (
 class StepOutputProcessor:
     """The requests that have not ended, and what was counted since the engine's start."""
 
-    def __init__(self, scheduler: Scheduler, flights: InFlightSteps, jumps: bool = True) -> None:
+    def __init__(
+        self, scheduler: Scheduler, flights: InFlightSteps, jumps: bool = True, drafting: Drafting | None = None
+    ) -> None:
         """jumps: whether tokens may be added without a draw, where a grammar leaves no other."""
         self._scheduler, self._in_flight, self._can_jump = scheduler, flights, jumps
+        self._drafting = drafting
         self.requests: dict[str, Request] = {}
         self._num_steps = self._step_tokens = 0  # the latter of the last step
         self._num_computed = self._num_generated = 0  # tokens of prompts, and of outputs
@@ -51,7 +55,11 @@ class StepOutputProcessor:
     def spec_decode_stats(self) -> SpecDecodeStats:
         """Returns the counts of drafts."""
         accepted = tuple(self._accepted_at)
-        return SpecDecodeStats(self._num_drafts, self._num_drafted, sum(accepted), accepted)
+        reason = "" if self._drafting is None else self._drafting.disabled_reason
+        return SpecDecodeStats(
+            self._num_drafts, self._num_drafted, sum(accepted), accepted, num_disabled=int(bool(reason)),
+            disabled_reason=reason,
+        )  # fmt: skip
 
     def finish(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends requests that are done."""
@@ -175,6 +183,8 @@ class StepOutputProcessor:
         self._scheduler.remove(request)
         self._in_flight.drop(request)
         request.drop_unknown()
+        if self._drafting is not None:
+            self._drafting.finish(request)
         del self.requests[request.request_id]
         if request.lora is not None:
             request.lora.users -= 1

@@ -234,6 +234,16 @@ class Matcher:
             self._state.rollback(taken)
         return bool(taken == len(ahead))
 
+    def count_allowed(self, request: TokenSequence, ahead: Sequence[int]) -> int:
+        """Returns how many of these tokens may come next, up to the first that may not; 0 if the output has ended."""
+        self.advance(request)
+        if self._state.is_stopped() or self._state.is_error():
+            return 0
+        taken = int(self._timed(self._state.try_consume_tokens, list(ahead)))
+        if taken:
+            self._state.rollback(taken)
+        return taken
+
     def forced_token(self) -> int:
         """The first of num_forced."""
         start, ids = self._chain

@@ -14,6 +14,7 @@ GAUGES: Mapping[str, str] = {
     "vllm:num_requests_waiting": "scheduler.num_waiting",
     "vllm:kv_cache_usage_perc": "scheduler.kv_usage",
     "quintet:expert_balancedness": "experts.expert_balancedness",
+    "quintet:spec_decode_disabled": "spec_decode.num_disabled",
 }
 COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:prefix_cache_queries": "scheduler.prefix_queries",

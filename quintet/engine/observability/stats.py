@@ -49,6 +49,8 @@ class SpecDecodeStats:
     num_draft_tokens: int = 0  # that were guessed
     num_accepted_tokens: int = 0  # of them, those that were drawn
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first
+    num_disabled: int = 0  # engines whose proposer was turned off, because it failed repeatedly
+    disabled_reason: str = ""  # of the first of them
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Stats:
         numbers: dict[str, float] = {}
         for name, value in asdict(self).items():
             numbers |= value if isinstance(value, dict) else {name: value}
-        return {name: value for name, value in numbers.items() if not isinstance(value, tuple)}
+        return {name: value for name, value in numbers.items() if not isinstance(value, tuple | str)}
 
 
 T = TypeVar("T")
@@ -135,6 +137,8 @@ def _combined(name: str, column: Sequence[Any]) -> Any:
         return min(column)
     if name in ("running_adapters", "waiting_adapters"):
         return tuple(sorted({each for names in column for each in names})[:MAX_LORA_NAMES])
+    if isinstance(column[0], str):
+        return next(filter(None, column), "")
     if isinstance(column[0], tuple):
         return tuple(map(sum, zip_longest(*column, fillvalue=0)))
     return sum(column) if isinstance(column[0], int | float) else _total(column)

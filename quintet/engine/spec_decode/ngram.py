@@ -4,10 +4,13 @@ What is drawn never depends on them: each row of a step is drawn with its own po
 accepted where the draw before it gave the same token. A wrong guess costs its share of a step.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quintet.config import SpeculativeConfig
 from quintet.engine.request import Request
+from quintet.engine.spec_decode.proposer import Proposer
 from quintet.interface.types import IntArray
 
 
@@ -29,19 +32,21 @@ class TokenHistory:
         return self._ids[:size]
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Prompt lookup (Saxena 2023; vLLM's "ngram"): what followed the last few tokens when they stood there before."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._most, self._min_ngram = config.prompt_lookup_max, config.prompt_lookup_min
         self.num_drafts = config.num_speculative_tokens  # guessed at once, at most
-        self._max_requests = config.disable_by_batch_size
 
-    def is_enabled_for(self, requests: int) -> bool:
-        """True if it proposes drafts in steps of so many requests."""
-        return self._max_requests is None or requests <= self._max_requests
+    def propose(self, room: Sequence[tuple[Request, int]]) -> None:
+        for request, most in room:
+            request.draft_tokens = self._continuation(request)[:most]
 
-    def propose(self, request: Request) -> list[int]:
+    def may_propose(self, requests: Sequence[Request]) -> bool:
+        return any(map(self._continuation, requests))
+
+    def _continuation(self, request: Request) -> list[int]:
         """Returns draft tokens after the known ones; [] if the last tokens have not occurred before."""
         if request.history is None:
             request.history = TokenHistory()

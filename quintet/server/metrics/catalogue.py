@@ -72,6 +72,10 @@ ENGINE_METRICS = (
         "Guessed tokens that were drawn, by their place in the guess, from 0.", ("position",),
     ),
     MetricInfo(
+        "quintet:spec_decode_disabled", "gauge", "1 where speculative decoding is turned off, because its proposer "
+        "failed in several steps in a row; the log names the error.",
+    ),
+    MetricInfo(
         "vllm:lora_requests_info", "gauge", "Unix time of the scrape; the labels name the adapters (LoRA) of requests "
         "that run and that wait, 64 of each at most. Of a server without adapters there is none.", LORA_LABELS,
     ),
