@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import Parse, count, one_of, optional
+from quintet.common.value_parsers import Parse, count, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-_DRAFTERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
+_DRAFTERS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
+METHODS = ("ngram", "draft_model")
 
 
 def _not_none(parse: Parse) -> Parse:
@@ -23,7 +24,7 @@ def _not_none(parse: Parse) -> Parse:
 def _method(value: Any) -> str:
     if value in _DRAFTERS or (isinstance(value, str) and value.endswith("_mtp")):
         raise ValueError(f"{value!r} is not there yet; use 'ngram', which guesses from the text so far")
-    return str(one_of("ngram", **{"[ngram]": "ngram"})(value))
+    return str(one_of(*METHODS, **{"[ngram]": "ngram"})(value))
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,20 @@ class SpeculativeConfig(Nested):
 
     name: ClassVar[str] = "speculative_config"
 
-    method: str = option(None, _not_none(_method), "who guesses: ngram", group="scheduling", choices=("ngram",))
+    method: str = option(
+        None, optional(_method), "source of the drafts: ngram, the text so far; draft_model, a second model; that if "
+        "`model` is given alone", group="scheduling", choices=METHODS,
+    )  # fmt: skip
+    model: str | None = option(
+        None, optional(text), "folder, GGUF file or hub id of the draft model", group="scheduling", metavar="MODEL"
+    )
+    revision: str | None = option(
+        None, optional(text), "its branch, tag or commit on the hub", group="scheduling", metavar="REVISION"
+    )
+    quantization: str | None = option(
+        None, optional(text), "its quantization, as the setting of that name has it", group="scheduling",
+        metavar="METHOD",
+    )  # fmt: skip
     num_speculative_tokens: int = option(None, _not_none(count()), "most tokens guessed at once", group="scheduling")
     prompt_lookup_max: int = option(
         None, optional(count()), "most of the last tokens to look for in the text so far; 5 if neither is given, or "
@@ -47,6 +61,7 @@ class SpeculativeConfig(Nested):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_method()
         most = self.prompt_lookup_max or self.prompt_lookup_min or 5
         object.__setattr__(self, "prompt_lookup_max", most)
         object.__setattr__(self, "prompt_lookup_min", self.prompt_lookup_min or most)
@@ -55,3 +70,22 @@ class SpeculativeConfig(Nested):
                 f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over {self.name}.prompt_lookup_max="
                 f"{most}; lower it"
             )
+
+    def _settle_method(self) -> None:
+        """A model alone says which method; each method has what it needs, and nothing else."""
+        if self.method is None:
+            if self.model is None:
+                raise ValueError(f"{self.name}.method must be given: {', '.join(METHODS)}")
+            object.__setattr__(self, "method", "draft_model")
+        if self.uses_model and self.model is None:
+            raise ValueError(f"{self.name}.method={self.method!r} needs {self.name}.model, the draft model")
+        given = [each for each in ("model", "revision", "quantization") if getattr(self, each) is not None]
+        if given and not self.uses_model:
+            raise ValueError(
+                f"{self.name}.{given[0]} is for method 'draft_model', and the method is {self.method!r}; leave it out"
+            )
+
+    @property
+    def uses_model(self) -> bool:
+        """True if a second model proposes."""
+        return self.method == "draft_model"

@@ -45,6 +45,7 @@ from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
+from quintet.engine.spec_decode.drafter import drafter_sizes
 from quintet.engine.spec_decode.factory import make_drafting
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
@@ -192,6 +193,7 @@ def _decide(
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
         sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
+    sizes = replace(sizes, drafter=drafter_sizes(config, facts, platform, whole, sizes, reasons))
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(
@@ -201,7 +203,7 @@ def _decide(
     ranking.check_same_settings(config, ranks, whole, None if config.load_format == "dummy" else weights)
     plan = make_memory_plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
-        sizes = replace(sizes, max_model_len=plan.max_model_len)
+        sizes = sizes.with_length(plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
     reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
@@ -273,11 +275,15 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
-    return ranking.make_engine(_engine_parts(prepared, runner, grammars, folder), prepared.ranks)
+    return ranking.make_engine(_engine_parts(prepared, batches, runner, grammars, folder), prepared.ranks)
 
 
 def _engine_parts(
-    prepared: EnginePlan, runner: StepRunner, grammars: GrammarCompiler | None, folder: WeightFiles | None
+    prepared: EnginePlan,
+    batches: BatchBuilder,
+    runner: StepRunner,
+    grammars: GrammarCompiler | None,
+    folder: WeightFiles | None,
 ) -> EngineParts:
     """Makes the parts of the engine that serves."""
     config, ranks, profiler = prepared.config, prepared.ranks, prepared.profiler
@@ -286,7 +292,7 @@ def _engine_parts(
         journal = make_event_log(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
-    drafting = make_drafting(config.speculative_config, prepared.vocab_size)
+    drafting = make_drafting(config, ranks, batches, tables, prepared.vocab_size)
     lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
     num_drafts = 0 if drafting is None else drafting.num_drafts

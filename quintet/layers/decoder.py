@@ -1,7 +1,7 @@
 """The trunk that decoder-only families share: embed, run the blocks, keep the rows that are asked for, normalise."""
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -197,6 +197,9 @@ class ModelBase(nn.Module):
     ignored_suffixes: tuple[str, ...] = ()  # ends of such names, by the checkpoint's quantization
     other_stage_tensors: frozenset[str] = frozenset()  # those that layers of other pipeline stages are made of
     vocab_size: int
+
+    # the groups of its layers in each tensor of the state, where a second model of the worker has layers in it, too
+    state_groups: Mapping[int, Collection[int]] | None = None
 
     @classmethod
     def canonical(cls, name: str) -> str:

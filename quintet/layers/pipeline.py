@@ -105,13 +105,3 @@ def layer_mixers_of(module: nn.Module) -> set[LayerMixer]:
                 one for one in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(one, LayerMixer)
             }
     return found
-
-
-def groups_by_tensor(module: nn.Module) -> dict[int, set[int]]:
-    """Returns the groups of its layers in each tensor of the state that they write; tensors of other models' are not
-    there."""
-    found: dict[int, set[int]] = {}
-    for mixer in layer_mixers_of(module):
-        for place in mixer.tensor_indices if mixer.group is not None else ():
-            found.setdefault(place, set()).add(mixer.group)
-    return found

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _NO_MEDIA = "images, audio and video of no model are served yet, text alone; leave it out"
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
-_NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
+_AS_THE_MODEL = "a draft model has the model's setting of that name; leave it out"
 _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _DRAWS = "use --{0} of `quintet generate` and `quintet chat`; over HTTP it is a field of the request"
 _LAYERS = "the whole model runs on one platform; use device"
@@ -71,17 +71,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "context_length": "use max_model_len",
     "mem_fraction_static": "use gpu_memory_utilization",
     "n_gpu_layers": _LAYERS,
-    "speculative_config.model": _NO_DRAFTER,
-    "speculative_config.draft_tensor_parallel_size": _NO_DRAFTER,
-    "speculative_config.tensor_parallel_size": _NO_DRAFTER,
-    "speculative_config.quantization": _NO_DRAFTER,
-    "speculative_config.max_model_len": _NO_DRAFTER,
-    "speculative_config.revision": _NO_DRAFTER,
-    "speculative_config.code_revision": _NO_DRAFTER,
-    "speculative_config.draft_load_config": _NO_DRAFTER,
-    "speculative_config.enforce_eager": _NO_DRAFTER,
-    "speculative_config.disable_padded_drafter_batch": _NO_DRAFTER,
-    "speculative_config.parallel_drafting": _NO_DRAFTER,
+    "speculative_config.draft_tensor_parallel_size": _AS_THE_MODEL,
+    "speculative_config.tensor_parallel_size": _AS_THE_MODEL,
+    "speculative_config.max_model_len": "past the length of the draft model there are no drafts; leave it out",
+    "speculative_config.code_revision": _AS_THE_MODEL,
+    "speculative_config.draft_load_config": _AS_THE_MODEL,
+    "speculative_config.enforce_eager": _AS_THE_MODEL,
+    "speculative_config.disable_padded_drafter_batch": _AS_THE_MODEL,
+    "speculative_config.parallel_drafting": _AS_THE_MODEL,
     "speculative_config.speculative_token_tree": "guesses are one line of tokens, no tree; leave it out",
     "speculative_config.suffix_decoding_max_tree_depth": _NO_SUFFIXES,
     "speculative_config.suffix_decoding_max_cached_requests": _NO_SUFFIXES,
@@ -176,7 +173,7 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("--mmap", "--no-mmap", "--mlock"), "files are mapped where that helps; leave it out"),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "use --max-num-batched-tokens"),
     **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "use --kv-cache-dtype"),
-    **dict.fromkeys(("-md", "--model-draft"), "no second model guesses yet; use --speculative-config.method ngram"),
+    **dict.fromkeys(("-md", "--model-draft"), "use --speculative-config.model MODEL"),
     **dict.fromkeys(("--embedding", "--embeddings", "--reranking"), "such a model is known by its files; leave it out"),
     **dict.fromkeys(("--lora", "--lora-scaled"), "use --enable-lora --lora-modules NAME=FOLDER"),
     **dict.fromkeys(("--mmproj", "-mm"), _NO_MEDIA),

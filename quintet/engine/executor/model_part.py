@@ -1,7 +1,7 @@
 """A model of a worker: its layers, its weights, and its compiled step. A worker has one, or a drafter beside it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ class ModelSizes:
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
+
+    def with_length(self, max_model_len: int) -> "ModelSizes":
+        """Returns the same for requests of so many tokens."""
+        drafter = self.drafter
+        if drafter is not None:
+            length = min(max_model_len, drafter.sizes.max_model_len)
+            drafter = replace(drafter, sizes=drafter.sizes.with_length(length))
+        return replace(self, max_model_len=max_model_len, drafter=drafter)
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,8 @@ class ModelPart:
         of_group = [[each for each in (*self.mixers, *all_mixers) if each.group == index] for index in groups]
         self._planners = [_planner(mixers) for mixers in of_group]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+        if len(self.mixers) < len(all_mixers):
+            self.model.state_groups = groups_by_tensor(self.mixers)
 
     @property
     def weight_bytes(self) -> int:
@@ -183,6 +193,16 @@ def _planner(mixers: Sequence[LayerMixer]) -> Mixer:
             f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
         )
     return mixers[0].mixer
+
+
+def groups_by_tensor(mixers: Iterable[LayerMixer]) -> dict[int, set[int]]:
+    """Returns the groups of these mixers in each tensor of the state that they write."""
+    found: dict[int, set[int]] = {}
+    for mixer in mixers:
+        if mixer.group is not None:
+            for place in mixer.tensor_indices:
+                found.setdefault(place, set()).add(mixer.group)
+    return found
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -70,8 +70,6 @@ class DraftModelProposer:
         ready = self._catch_up(
             [request for request, most in wanted.items() if most > 0 and self._reserve(request, most)]
         )
-        for request in ready:
-            self._mark_pages(request)
         while ready:
             requests = [r for r in ready if len(r.draft_tokens) < wanted[r]]
             if not requests:
@@ -101,20 +99,22 @@ class DraftModelProposer:
 
     def _catch_up(self, requests: Sequence[Request]) -> list[Request]:
         """Computes the known tokens that the drafter lacks -> the requests with a first draft."""
-        left, chosen, starts, tokens = self._limits.max_num_batched_tokens, [], [], []
+        left = self._limits.max_num_batched_tokens
+        chosen: dict[Request, DraftProgress] = {}
+        starts, tokens = [], []
         for request in requests:
             progress = self._progress(request)
             stop = min(request.num_known, progress.num_computed + left)
             if stop > progress.num_computed:
-                chosen.append(request)
+                chosen[request] = progress
                 starts.append(progress.num_computed)
                 tokens.append(request.token_ids[progress.num_computed : stop])
                 left -= stop - progress.num_computed
                 progress.num_computed, progress.num_known = stop, request.num_known
-        drawn = self._run(chosen, starts, tokens) if chosen else []
+        drawn = self._run(list(chosen), starts, tokens) if chosen else []
         ready = []
-        for request, token_id in zip(chosen, drawn, strict=True):
-            progress = self._progress(request)
+        for (request, progress), token_id in zip(chosen.items(), drawn, strict=True):
+            self._mark_pages(request, progress)
             if progress.num_computed == request.num_known and token_id >= 0:
                 request.draft_tokens = [token_id]
                 ready.append(request)
@@ -142,9 +142,8 @@ class DraftModelProposer:
             (at for at in range(count) if any(row[at] != NULL_PAGE and row[at] not in marks for row in rows)), count
         )
 
-    def _mark_pages(self, request: Request) -> None:
+    def _mark_pages(self, request: Request, progress: DraftProgress) -> None:
         """Marks the pages that hold K and V of the drafter for each of their tokens."""
-        progress = self._progress(request)
         full = progress.num_computed // self._tables.page_size
         for group in self._groups:
             self._tables.pool.drafted.update(request.pages[group][progress.num_marked : full])

@@ -9,6 +9,7 @@ from quintet.config import EngineConfig
 from quintet.engine.executor.model_part import DrafterSizes, ModelSizes
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
 from quintet.engine.quantization import TargetPlatform, resolve_quantization
+from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
@@ -67,8 +68,14 @@ def drafter_sizes(
     quantization = resolve_quantization(
         own, theirs, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
+    longest = resolve_max_model_len(own.replace(max_model_len=None), hf_config, family.max_text_length(hf_config), None)
     made = ModelSizes(
-        sizes.dtype, sizes.page_size, sizes.max_model_len, quantization, sizes.kv_dtype, attention=sizes.attention
+        sizes.dtype,
+        sizes.page_size,
+        min(longest, sizes.max_model_len),
+        quantization,
+        sizes.kv_dtype,
+        attention=sizes.attention,
     )
     made = replace(made, tied_head=is_tied(there(), (hf_config, theirs)))
     if weights is not None:

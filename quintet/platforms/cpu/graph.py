@@ -7,7 +7,7 @@ prove together: what does not hold on one is kept by none.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any

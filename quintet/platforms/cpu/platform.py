@@ -278,11 +278,12 @@ class CPU(Platform):
         torchs = 1 if _can_pack() or size < WORTH_THREADS else most
 
         eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
+        writers = getattr(model, "state_groups", None)
         comm = self._comm
         if comm is None:
-            run = model if eager else Replay(model, extension, writers=groups_by_tensor(model))
+            run = model if eager else Replay(model, extension, writers=writers)
         else:  # if ranks are threads, the platform does not know which rank has the model: they record nothing
-            run = model if eager or self._threaded else Replay(model, extension, comm.all_agree, groups_by_tensor(model))
+            run = model if eager or self._threaded else Replay(model, extension, comm.all_agree, writers)
 
         @torch.inference_mode()
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
