@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import Parse, count, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-_DRAFTERS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
-METHODS = ("ngram", "draft_model")
+_DRAFTERS = ("medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 
 
 def _not_none(parse: Parse) -> Parse:
@@ -33,12 +33,17 @@ class SpeculativeConfig(Nested):
 
     name: ClassVar[str] = "speculative_config"
 
-    method: str = option(
-        None, optional(_method), "source of the drafts: ngram, the text so far; draft_model, a second model; that if "
-        "`model` is given alone", group="scheduling", choices=METHODS,
+    method: str | None = option(
+        None, optional(_method), "source of the drafts: ngram, the text so far; draft_model, a second model; eagle or "
+        "eagle3, a head on the model's hidden states; if not given, what `model` holds", group="scheduling",
+        choices=METHODS,
     )  # fmt: skip
     model: str | None = option(
-        None, optional(text), "folder, GGUF file or hub id of the draft model", group="scheduling", metavar="MODEL"
+        None,
+        optional(text),
+        "folder, GGUF file or hub id of the draft model or head",
+        group="scheduling",
+        metavar="MODEL",
     )
     revision: str | None = option(
         None, optional(text), "its branch, tag or commit on the hub", group="scheduling", metavar="REVISION"
@@ -73,19 +78,17 @@ class SpeculativeConfig(Nested):
 
     def _settle_method(self) -> None:
         """A model alone says which method; each method has what it needs, and nothing else."""
-        if self.method is None:
-            if self.model is None:
-                raise ValueError(f"{self.name}.method must be given: {', '.join(METHODS)}")
-            object.__setattr__(self, "method", "draft_model")
+        if self.method is None and self.model is None:
+            raise ValueError(f"{self.name}.method must be given: {', '.join(METHODS)}")
         if self.uses_model and self.model is None:
             raise ValueError(f"{self.name}.method={self.method!r} needs {self.name}.model, the draft model")
         given = [each for each in ("model", "revision", "quantization") if getattr(self, each) is not None]
         if given and not self.uses_model:
             raise ValueError(
-                f"{self.name}.{given[0]} is for method 'draft_model', and the method is {self.method!r}; leave it out"
+                f"{self.name}.{given[0]} is for draft models and heads, and the method is {self.method!r}; leave it out"
             )
 
     @property
     def uses_model(self) -> bool:
         """True if a second model proposes."""
-        return self.method == "draft_model"
+        return self.method in (None, "draft_model", "eagle", "eagle3")

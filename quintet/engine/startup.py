@@ -193,7 +193,10 @@ def _decide(
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
         sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
-    sizes = replace(sizes, drafter=drafter_sizes(config, facts, platform, whole, sizes, reasons))
+    drafter = drafter_sizes(config, facts, platform, whole, sizes, reasons)
+    if drafter is not None and drafter.head is not None:
+        sizes = replace(sizes, requested_outputs=RequestedOutputs(aux_hidden_states=drafter.head.layers))
+    sizes = replace(sizes, drafter=drafter)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(
@@ -292,7 +295,7 @@ def _engine_parts(
         journal = make_event_log(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
-    drafting = make_drafting(config, ranks, batches, tables, prepared.vocab_size)
+    drafting = make_drafting(config, prepared.sizes, runner, batches, tables)
     lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
     num_drafts = 0 if drafting is None else drafting.num_drafts

@@ -13,6 +13,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
+from quintet.layers.lora_step import LoRAStep
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, drop_other_layers
 
@@ -265,6 +266,11 @@ class CausalLM(ModelBase):
     @property
     def vocab_size(self) -> int:  # type: ignore[override]  # as long as the head
         return self._vocab or self.lm_head.vocab
+
+    @property
+    def lora_step(self) -> LoRAStep | None:
+        """Adapters of the step that runs; None: the model takes none."""
+        return self._lora
 
     def drop_lm_head(self) -> None:
         self._vocab = self.vocab_size

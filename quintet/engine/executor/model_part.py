@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, Platform, State
-from quintet.interface.types import Batch, Estimate, HostBatch, MaxShape, Outputs, ShapeBucket
+from quintet.interface.types import Batch, Estimate, HostBatch, IntArray, MaxShape, Outputs, ShapeBucket
 from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
@@ -21,6 +21,7 @@ from quintet.model_loader.loader import ParameterLoad, distinct_parameters, load
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
 from quintet.models import model_class
+from quintet.models.draft_heads.base import DraftHead
 
 ModelFactory = Callable[[Any, BuildContext], ModelBase]  # (config, build) -> a model, its weights not read
 RunStep = Callable[[State, Batch], tuple[Outputs, State]]
@@ -63,6 +64,21 @@ class DrafterSizes:
     hf_config: Any
     sizes: ModelSizes  # dtype, page_size and max_model_len are the other model's
     weights: WeightFiles | None  # None: random ones
+    head: "DraftHeadSizes | None" = None  # None: a model by itself
+
+    @property
+    def family(self) -> type[DraftHead] | None:
+        """Class of a draft head."""
+        return None if self.head is None else self.head.family
+
+
+@dataclass(frozen=True)
+class DraftHeadSizes:
+    """Facts about a drafter that reads the other model's hidden states."""
+
+    family: type[DraftHead]
+    layers: tuple[int, ...]  # of the other model: the head reads the hidden states before each of them
+    token_ids: IntArray | None = None  # [D]: the model's token of each that the head draws; None: the same
 
 
 class ModelPart:
@@ -75,11 +91,13 @@ class ModelPart:
         build: BuildContext,
         sizes: ModelSizes,
         mixers: Sequence[LayerMixer],
+        head: type[DraftHead] | None = None,
     ) -> None:
-        """`mixers`: a list to which `build` appends those of the model's layers."""
+        """`mixers`: a list to which `build` appends those of the model's layers. `head`: the class, where the model's
+        type does not say it."""
         self.platform, self.mixers, self.build = platform, mixers, build
         self._cache, self._rank = sizes.weights_cache, build.rank
-        family: ModelFactory = model_class(hf_config, platform.models, sizes.transformers_backend)
+        family: ModelFactory = head or model_class(hf_config, platform.models, sizes.transformers_backend)
         self.model: ModelBase = family(hf_config, build).eval()
         if not sizes.requested_outputs.logits:
             self.model.drop_lm_head()

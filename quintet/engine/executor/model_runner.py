@@ -103,6 +103,22 @@ class StepRunner:
         self.spans = spans or Spans()
         self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
+        self._token_rows: dict[Request, tuple[int, int, int]] | None = None
+
+    @property
+    def ranks(self) -> WorkerGroup:
+        """Workers that it runs steps on."""
+        return self._ranks
+
+    def keep_token_rows(self) -> None:
+        """Has steps remember the rows of their tokens, for a draft head that reads their hidden states."""
+        self._token_rows = {}
+
+    def take_token_rows(self) -> dict[Request, tuple[int, int, int]]:
+        """Returns, of each request of the last step, its first row, the position of that, and the number of rows; once:
+        the hidden states hold until the next step."""
+        taken, self._token_rows = self._token_rows or {}, {}
+        return taken
 
     @property
     def supports_overlap(self) -> bool:
@@ -177,6 +193,11 @@ class StepRunner:
     def _built(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
         """Builds the step's arrays, and the rows of its outputs."""
         built = self._batches.build(plan)
+        if self._token_rows is not None:
+            self._token_rows, row = {}, 0
+            for request, count in plan.tokens.items():
+                self._token_rows[request] = row, request.num_computed, count
+                row += count
         if self.spans.events is not None:
             self.spans.lap("build batch", plan)
         return built

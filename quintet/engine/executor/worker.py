@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,13 +31,14 @@ from quintet.interface.types import (
     leaves,
 )
 from quintet.layers.build import BuildContext, replacements
-from quintet.layers.decoder import ModelBase
+from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora import LoRAPools
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
+from quintet.models.draft_heads.base import DraftHead
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
 
@@ -84,6 +85,8 @@ class Worker:
             )
         self.build(hf_config, sizes)
         self._state: State = ()
+        self._given: tuple[Tensor, ...] | None = None  # hidden states of the last step, where a draft head reads them
+        self._given_by_model = True  # and not by the head itself
 
     def build(self, hf_config: Any, sizes: ModelSizes) -> None:
         """Makes the models without their weights; again, if the plan settles on another length."""
@@ -94,7 +97,9 @@ class Worker:
         here = self._keep(self.main.mixers) if self.rank_info.stages > 1 else self.main.mixers
         self.drafter: ModelPart | None = None
         if sizes.drafter is not None:
-            self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes)
+            self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes, sizes.drafter.family)
+            if isinstance(self.drafter.model, DraftHead):
+                self.drafter.model.borrow(cast(CausalLM, self.main.model))
             here = [*here, *self.drafter.mixers]
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
         mixers = [mixer for part in self.parts for mixer in part.mixers]
@@ -103,7 +108,7 @@ class Worker:
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
 
-    def _part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart:
+    def _part(self, hf_config: Any, sizes: ModelSizes, head: type[DraftHead] | None = None) -> ModelPart:
         """Makes one of the models."""
         mixers: list[LayerMixer] = []
 
@@ -135,7 +140,7 @@ class Worker:
             layers=replacements(self.platform.layers),
             lora=None if sizes.lora is None else LoRAStep(),
         )
-        return ModelPart(self.platform, hf_config, build, sizes, mixers)
+        return ModelPart(self.platform, hf_config, build, sizes, mixers, head)
 
     @property
     def parts(self) -> tuple[ModelPart, ...]:
@@ -308,17 +313,38 @@ class Worker:
             handed, beside = self._handed(len(host.token_ids))
             batch = batch._replace(inputs=batch.inputs._replace(intermediate_tensors=handed, shared_tensors=beside))
         outputs, self._state = self.main.step(self._state, batch)
+        self._given, self._given_by_model = outputs.aux_hidden_states or None, True
         if not self.stage.last:
             assert self.comm.stage_channel is not None
             self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
 
-    def draft(self, host: HostBatch) -> Outputs:
-        """One step of the drafter -> what it gives, on the device."""
+    def draft(self, host: HostBatch, rows: Sequence[int] | None = None) -> Outputs:
+        """One step of the drafter -> what it gives, on the device. `rows` [T]: for a draft head, the row of the hidden
+        states of each token, which the model's last step has given, or the head's own, if that ran last."""
         assert self.drafter is not None, "this worker has no drafter"
         host = self._ready(host, self.drafter)
-        outputs, self._state = self.drafter.step(self._state, host.on(self.device.to_device(host.leaves())))
+        batch = host.on(self.device.to_device(host.leaves()))
+        if rows is not None:
+            wide = np.zeros(len(host.token_ids), np.int32)  # the step may have been padded
+            wide[: len(rows)] = rows
+            states = self._hidden_states(self.upload(wide)[0])
+            batch = batch._replace(inputs=batch.inputs._replace(intermediate_tensors=states[None].view(torch.uint8)))
+        outputs, self._state = self.drafter.step(self._state, batch)
+        self._given, self._given_by_model = None if outputs.hidden_states is None else (outputs.hidden_states,), False
         return outputs
+
+    def _hidden_states(self, rows: Tensor) -> Tensor:
+        """Returns the hidden states of rows of the step that ran last, as the draft head reads them: [T, H]."""
+        assert self.drafter is not None and self._given is not None, "no step has given hidden states"
+        head = cast(DraftHead, self.drafter.model)
+        taken = [self.ops.take_rows(each, rows) for each in self._given]
+        if not self._given_by_model:
+            return taken[0]
+        states = taken[0]
+        for each in taken[1:]:
+            states = self.ops.beside(states, each)
+        return head.combine(states)
 
     def _ready(self, host: HostBatch, part: ModelPart) -> HostBatch:
         """Returns a step's batch with its plans, once there is a cache."""

@@ -51,9 +51,9 @@ class WorkerGroup:
             return self.workers[0].run(host, carried)
         return self.map_workers(lambda worker: worker.run(host, carried))[0]
 
-    def draft(self, host: HostBatch) -> Outputs:
-        """One step of the drafter on all ranks -> what it gives, which every rank has alike."""
-        return self.map_workers(lambda worker: worker.draft(host))[0]
+    def draft(self, host: HostBatch, rows: Sequence[int] | None = None) -> Outputs:
+        """One step of the drafter on all ranks (see Worker) -> what it gives, which every rank has alike."""
+        return self.map_workers(lambda worker: worker.draft(host, rows))[0]
 
     def close(self) -> None:
         for worker in self.workers:

@@ -8,7 +8,6 @@ lacks of a request, which is usually one or two tokens, and then a token after t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +16,8 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.manager import KVCacheManager, missing_pages
 from quintet.engine.kv_cache.page_pool import NULL_PAGE
 from quintet.engine.request import Request
+from quintet.engine.spec_decode.draft_sampler import DraftSampler
 from quintet.interface.types import HostBatch
-from quintet.ops.sampling import Draw
 
 
 @dataclass
@@ -35,6 +34,7 @@ class DraftProgress:
 class DraftLimits:
     """Limits of a drafter's steps."""
 
+    num_drafts: int  # of a request in a step
     max_num_batched_tokens: int
     max_model_len: int  # positions that the drafter knows; requests get no drafts past them
     vocab_size: int
@@ -43,14 +43,13 @@ class DraftLimits:
 class DraftModelProposer:
     """Proposes what a drafter draws: greedily, or with the random numbers that the request draws with itself."""
 
-    def __init__(
-        self, num_drafts: int, ranks: WorkerGroup, batches: BatchBuilder, tables: KVCacheManager, limits: DraftLimits
-    ) -> None:
-        self.num_drafts = num_drafts
+    def __init__(self, ranks: WorkerGroup, batches: BatchBuilder, tables: KVCacheManager, limits: DraftLimits) -> None:
+        self.num_drafts = limits.num_drafts
         self._ranks, self._batches, self._tables, self._limits = ranks, batches, tables, limits
-        self._first = ranks.workers[0]
-        assert self._first.drafter is not None, "no drafter was built"
-        self._groups = sorted({mixer.group for mixer in self._first.drafter.mixers if mixer.group is not None})
+        drafter = ranks.workers[0].drafter
+        assert drafter is not None, "no drafter was built"
+        self._sampler = DraftSampler(ranks.workers[0], limits.vocab_size)
+        self._groups = sorted({mixer.group for mixer in drafter.mixers if mixer.group is not None})
 
     def may_propose(self, requests: Sequence[Request]) -> bool:
         """Returns True: whatever the text is, there are drafts after it."""
@@ -153,35 +152,10 @@ class DraftModelProposer:
         """Runs the drafter -> the token that it draws for each request; -1: none."""
         host = self._batches.build_draft(requests, starts, tokens)
         positions = [start + len(row) for start, row in zip(starts, tokens, strict=True)]
-        return self._draw(self._logits(host), requests, positions)
+        return self._sampler(self._logits(host), requests, positions)
 
     def _logits(self, host: HostBatch) -> Tensor:
         """Runs one step on all ranks -> its logits [L, V]."""
         logits = self._ranks.draft(host).logits
         assert logits is not None, "a drafter gives logits"
         return logits
-
-    def _draw(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> list[int]:
-        """Draws with the random numbers of each request for these positions, so that the same tokens come out where
-        both models agree. Penalties and the like are left out: they cost drafts, never a token."""
-        ops, device, rows = self._first.ops, self._first.device, logits.shape[0]
-        if all(request.params.greedy for request in requests):
-            drawn = ops.greedy(logits)
-        else:
-            drawn = ops.sample(ops.widen(logits, rows, False), *self._draw_settings(requests, positions, rows))
-        found: list[int] = device.to_host(drawn)()[: len(requests)].tolist()
-        return found
-
-    def _draw_settings(self, requests: Sequence[Request], positions: Sequence[int], rows: int) -> tuple[Draw, int]:
-        """Returns the settings of a draw of so many rows, and of how many of the largest logits it depends on."""
-        off = (0.0, 0, 1.0, 0.0)
-        drawn = [each.params for each in requests]
-        cuts = [off if p.greedy else (p.temperature, max(p.top_k, 0), p.top_p, p.min_p) for p in drawn]
-        width = max((k or (self._limits.vocab_size if p < 1 else 0) for _, k, p, _ in cuts), default=0)
-        padding = rows - len(cuts)
-        temperature, top_k, top_p, min_p = zip(*cuts, *[off] * padding, strict=True)
-        keys = [*(each.core_request.random_key for each in requests), *[(0, 0)] * padding]
-        arrays = [np.array(temperature, np.float32), np.array(top_k, np.int32)]
-        arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32), np.array(keys, np.int32).reshape(-1, 2)]
-        arrays.append(np.array([*positions, *[0] * padding], np.int32))
-        return Draw(*self._first.device.to_device(arrays)), min(width, self._limits.vocab_size)

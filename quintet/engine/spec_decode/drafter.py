@@ -3,18 +3,21 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from quintet.config import EngineConfig
 from quintet.engine.executor.model_part import DrafterSizes, ModelSizes
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
 from quintet.engine.quantization import TargetPlatform, resolve_quantization
+from quintet.engine.spec_decode.head_files import is_head, read_head
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import StoredTensor
 from quintet.layers.decoder import ModelBase
+from quintet.layers.quantization import QuantizationPlan
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.tied_head import is_tied
 from quintet.models import model_class
@@ -53,6 +56,10 @@ def drafter_sizes(
         **{**OWN_SETTINGS, "model": spec.model, "revision": spec.revision, "quantization": spec.quantization}
     )
     folder = resolve_model(own)
+    if spec.method in ("eagle", "eagle3") or (spec.method is None and is_head(folder)):
+        found = _head_sizes(own, facts, folder, whole.get_text_config(), sizes, spec.method)
+        reasons.append(f"draft head {spec.model}: {spec.num_speculative_tokens} tokens at most")
+        return found
     place = resolve_config(own, folder)
     theirs, backend = read_model(own, place, platform.models)
     if backend:
@@ -82,6 +89,20 @@ def drafter_sizes(
         made = replace(made, weights_cache=weights_cache_for(own, facts, weights))
     reasons.append(f"draft model {spec.model}: {hf_config.model_type}, {spec.num_speculative_tokens} tokens at most")
     return DrafterSizes(hf_config, made, weights)
+
+
+def _head_sizes(
+    config: EngineConfig, facts: Capabilities, folder: Path, target: Any, sizes: ModelSizes, method: str | None
+) -> DrafterSizes:
+    """Returns the settings of a draft head; `config` names it as its model."""
+    if facts.ops_only:
+        raise ValueError(
+            "speculative_config: draft heads are not supported on this platform; use method 'draft_model' or 'ngram'"
+        )
+    weights = weights_for(config.replace(load_format="auto"), folder, facts)
+    hf_config, head = read_head(folder, weights, target, method)
+    made = ModelSizes(sizes.dtype, sizes.page_size, sizes.max_model_len, QuantizationPlan(), sizes.kv_dtype)
+    return DrafterSizes(hf_config, replace(made, attention=sizes.attention), weights, head)
 
 
 def _check_settings(config: EngineConfig) -> None:

@@ -37,7 +37,7 @@ class Drafting:
         if self.disabled_reason:
             return
         wanted = [(request, most) for request, most in room if most > 0] if self._is_enabled_for(len(room)) else []
-        if wanted:
+        if wanted or getattr(self._proposer, "reads_each_step", False):
             self._guarded(lambda: self._propose(wanted), None)
             if self._has_failed:
                 for request, _ in wanted:

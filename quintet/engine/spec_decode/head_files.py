@@ -1,0 +1,109 @@
+"""Draft heads as their authors publish them: EAGLE's own files, and those of the speculators library."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet.common.json_files import read_object
+from quintet.engine.executor.model_part import DraftHeadSizes
+from quintet.hub.hf_config import read_config
+from quintet.interface.types import IntArray
+from quintet.interface.weights import StoredTensor
+from quintet.model_loader.loader import tensors_of
+from quintet.model_loader.weight_files import WeightFiles
+from quintet.models.draft_heads.base import DraftHead
+from quintet.models.draft_heads.eagle import Eagle3Head, EagleHead
+
+SPECULATORS = "speculators_model_type"
+
+
+def is_head(folder: Path) -> bool:
+    """Returns whether a folder's config.json is that of a draft head, and not of a model by itself."""
+    if folder.is_file():
+        return False
+    raw = read_object(folder / "config.json")
+    names = raw.get("architectures") or [""]
+    return (
+        SPECULATORS in raw
+        or "draft_vocab_size" in raw
+        or (isinstance(names, list) and "eagle" in str(names[0]).lower())
+    )
+
+
+def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | None) -> tuple[Any, DraftHeadSizes]:
+    """Reads an EAGLE head's configuration, with the entries that its family reads beside Llama's, and its other facts.
+    `target`: the configuration of the model that it proposes to.
+
+    ValueError if it is not such a head, or is another model's.
+    """
+    file = folder / "config.json"
+    raw = read_object(file)
+    entries = _entries(raw, file)
+    tensors = tensors_of(weights, DraftHead)
+    is_third = any(name.endswith("hidden_norm.weight") for name in tensors)
+    if "fc.weight" not in tensors:
+        raise ValueError(f"{folder} holds no draft head: fc.weight is missing; use method 'draft_model' for a model")
+    if method is not None and (method == "eagle3") != is_third:
+        found = "eagle3" if is_third else "eagle"
+        raise ValueError(
+            f"{folder} holds a head for method {found!r}, not {method!r}; set speculative_config.method so"
+        )
+    config = read_config("llama", entries, file)
+    config.fusion_bias = "fc.bias" in tensors
+    config.norm_before_residual = bool(raw.get("norm_before_residual", False))
+    config.has_embedding, config.has_head = "embed_tokens.weight" in tensors, is_third and "lm_head.weight" in tensors
+    layers = _layers(raw, target) if is_third else (target.num_hidden_layers,)
+    config.num_taps = len(layers)
+    token_ids = _token_ids(tensors, target.vocab_size, folder)
+    config.draft_vocab_size = target.vocab_size if token_ids is None else len(token_ids)
+    _check(config, target, folder)
+    return config, DraftHeadSizes(Eagle3Head if is_third else EagleHead, layers, token_ids)
+
+
+def _entries(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Returns the entries of the head's Llama layer."""
+    kind = raw.get(SPECULATORS)
+    if kind is None:
+        return dict(raw)
+    inner = raw.get("transformer_layer_config")
+    if kind != "eagle3" or not isinstance(inner, Mapping):
+        raise ValueError(f"{file}: {SPECULATORS} {kind!r} is not supported; heads of type 'eagle3' are")
+    return dict(inner)
+
+
+def _layers(raw: Mapping[str, Any], target: Any) -> tuple[int, ...]:
+    """Returns the layers that an EAGLE-3 head reads: those of its configuration, or its authors' three."""
+    count, own = target.num_hidden_layers, raw.get("eagle_config") or {}
+    given = raw.get("eagle_aux_hidden_state_layer_ids") or own.get("eagle_aux_hidden_state_layer_ids")
+    layers: Sequence[Any] = given if isinstance(given, list) else (2, count // 2, count - 3)
+    if any(type(each) is not int or not 0 <= each <= count for each in layers) or len(set(layers)) != len(layers):
+        raise ValueError(
+            f"the draft head reads the hidden states of layers {list(layers)}, and the model has {count} layers; use a "
+            "head that was trained for this model"
+        )
+    return tuple(sorted(layers))
+
+
+def _token_ids(tensors: Mapping[str, StoredTensor], vocab_size: int, folder: Path) -> IntArray | None:
+    """Returns the model's token of each that the head draws: "d2t" holds the difference."""
+    stored = tensors.get("d2t")
+    if stored is None or stored.read is None:
+        return None
+    offsets = stored.read().long().numpy()
+    found = offsets + np.arange(len(offsets))
+    if offsets.ndim != 1 or not len(found) or found.min() < 0 or found.max() >= vocab_size:
+        raise ValueError(f"{folder}: d2t names tokens that the model does not have ({vocab_size}); fetch it again")
+    return found.astype(np.int32)
+
+
+def _check(config: Any, target: Any, folder: Path) -> None:
+    """ValueError where the head was made for a model of other sizes."""
+    for name in ("hidden_size", "vocab_size"):
+        own, other = getattr(config, name), getattr(target, name)
+        if own != other:
+            raise ValueError(
+                f"{folder}: the draft head has {name} {own}, and the model {other}; use a head that was trained for "
+                "this model"
+            )
