@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import Parse, count, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-_DRAFTERS = ("medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
-METHODS = ("ngram", "draft_model", "eagle", "eagle3")
+_DRAFTERS = ("medusa", "mlp_speculator", "ngram_gpu", "suffix")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
 
 
 def _not_none(parse: Parse) -> Parse:
@@ -22,7 +22,9 @@ def _not_none(parse: Parse) -> Parse:
 
 
 def _method(value: Any) -> str:
-    if value in _DRAFTERS or (isinstance(value, str) and value.endswith("_mtp")):
+    if isinstance(value, str) and value.endswith("_mtp"):  # vLLM's names by family
+        return "mtp"
+    if value in _DRAFTERS:
         raise ValueError(f"{value!r} is not there yet; use 'ngram', which guesses from the text so far")
     return str(one_of(*METHODS, **{"[ngram]": "ngram"})(value))
 
@@ -35,8 +37,8 @@ class SpeculativeConfig(Nested):
 
     method: str | None = option(
         None, optional(_method), "source of the drafts: ngram, the text so far; draft_model, a second model; eagle or "
-        "eagle3, a head on the model's hidden states; if not given, what `model` holds", group="scheduling",
-        choices=METHODS,
+        "eagle3, a head on the model's hidden states; mtp, the head in the model's own checkpoint; if not given, what "
+        "`model` holds", group="scheduling", choices=METHODS,
     )  # fmt: skip
     model: str | None = option(
         None,
@@ -80,7 +82,9 @@ class SpeculativeConfig(Nested):
         """A model alone says which method; each method has what it needs, and nothing else."""
         if self.method is None and self.model is None:
             raise ValueError(f"{self.name}.method must be given: {', '.join(METHODS)}")
-        if self.uses_model and self.model is None:
+        if self.method == "mtp" and self.model is not None:
+            raise ValueError(f"{self.name}.model: method 'mtp' reads the model's own checkpoint; leave it out")
+        if self.uses_model and self.method != "mtp" and self.model is None:
             raise ValueError(f"{self.name}.method={self.method!r} needs {self.name}.model, the draft model")
         given = [each for each in ("model", "revision", "quantization") if getattr(self, each) is not None]
         if given and not self.uses_model:
@@ -91,4 +95,4 @@ class SpeculativeConfig(Nested):
     @property
     def uses_model(self) -> bool:
         """True if a second model proposes."""
-        return self.method in (None, "draft_model", "eagle", "eagle3")
+        return self.method != "ngram"

@@ -10,15 +10,16 @@ from quintet.config import EngineConfig
 from quintet.engine.executor.model_part import DrafterSizes, ModelSizes
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
 from quintet.engine.quantization import TargetPlatform, resolve_quantization
-from quintet.engine.spec_decode.head_files import is_head, read_head
+from quintet.engine.spec_decode.head_files import is_head, mtp_head_of, read_head
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import StoredTensor
-from quintet.layers.decoder import ModelBase
+from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.quantization import QuantizationPlan
 from quintet.model_loader.loader import check_counts, tensors_of
+from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.tied_head import is_tied
 from quintet.models import model_class
 
@@ -52,6 +53,9 @@ def drafter_sizes(
     if spec is None or not spec.uses_model:
         return None
     _check_settings(config)
+    if spec.method == "mtp":
+        reasons.append(f"draft head of the checkpoint's own: {spec.num_speculative_tokens} tokens at most")
+        return _mtp_sizes(config, facts, platform, whole.get_text_config(), sizes)
     own = config.replace(
         **{**OWN_SETTINGS, "model": spec.model, "revision": spec.revision, "quantization": spec.quantization}
     )
@@ -89,6 +93,23 @@ def drafter_sizes(
         made = replace(made, weights_cache=weights_cache_for(own, facts, weights))
     reasons.append(f"draft model {spec.model}: {hf_config.model_type}, {spec.num_speculative_tokens} tokens at most")
     return DrafterSizes(hf_config, made, weights)
+
+
+def _mtp_sizes(
+    config: EngineConfig, facts: Capabilities, platform: Platform, target: Any, sizes: ModelSizes
+) -> DrafterSizes:
+    """Returns the settings of the head in the model's own checkpoint."""
+    folder = resolve_model(config)
+    if facts.ops_only or folder.is_file() or sizes.transformers_backend or config.load_format in ("dummy", *SHARDED):
+        raise ValueError(
+            "speculative_config.method 'mtp' reads its head from a checkpoint in safetensors, of a family that quintet "
+            "has a file for, on platforms that compute with torch; use 'ngram' or 'draft_model'"
+        )
+    weights = weights_for(config, folder, facts)
+    family: type[CausalLM] = model_class(target, platform.models)
+    head_config, head = mtp_head_of(family, target, tensors_of(weights, family))
+    made = replace(sizes, lora=None, drafter=None, weights_cache=None, tied_head=None)
+    return DrafterSizes(head_config, made, weights, head)
 
 
 def _head_sizes(

@@ -1,5 +1,6 @@
 """Draft heads as their authors publish them: EAGLE's own files, and those of the speculators library."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from quintet.engine.executor.model_part import DraftHeadSizes
 from quintet.hub.hf_config import read_config
 from quintet.interface.types import IntArray
 from quintet.interface.weights import StoredTensor
+from quintet.layers.decoder import CausalLM
 from quintet.model_loader.loader import tensors_of
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
 from quintet.models.draft_heads.eagle import Eagle3Head, EagleHead
+from quintet.models.draft_heads.mtp import LAYOUTS, mtp_head
 
 SPECULATORS = "speculators_model_type"
 
@@ -107,3 +110,26 @@ def _check(config: Any, target: Any, folder: Path) -> None:
                 f"{folder}: the draft head has {name} {own}, and the model {other}; use a head that was trained for "
                 "this model"
             )
+
+
+def mtp_head_of(family: type[CausalLM], target: Any, tensors: Mapping[str, StoredTensor]) -> tuple[Any, DraftHeadSizes]:
+    """Returns the configuration and the facts of the head for multi-token prediction in a model's own checkpoint.
+
+    ValueError if the model's family has none here, or its files do not hold it.
+    """
+    layout, layers = LAYOUTS.get(target.model_type), target.num_hidden_layers
+    if layout is None:
+        raise ValueError(
+            f"speculative_config.method 'mtp': {target.model_type} models have no such head here; those of "
+            f"{', '.join(LAYOUTS)} have; use 'ngram'"
+        )
+    product = f"{layout.product.format(L=layers)}.weight"
+    if product not in tensors:
+        raise ValueError(
+            f"speculative_config.method 'mtp': the checkpoint holds no {product}, so it was published without its head "
+            "for multi-token prediction; use 'ngram'"
+        )
+    config = copy.copy(target)
+    config.has_embedding = config.has_head = False
+    config.draft_vocab_size = target.vocab_size
+    return config, DraftHeadSizes(mtp_head(family), (layers,))

@@ -12,6 +12,8 @@ from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, column_parallel
 
+_TABLES = (r"embed_tokens\.weight", r"lm_head\.weight")  # which the other model has, too
+
 
 class DraftHead(CausalLM):
     """A token and the hidden state of the token before it -> logits of the token after it, and a hidden state that
@@ -22,7 +24,13 @@ class DraftHead(CausalLM):
     """
 
     supports_pipeline = False
-    ignored_tensors = (r".*rotary_emb\.inv_freq", r"d2t", r"t2d", r"embed_tokens\.weight", r"lm_head\.weight")
+    ignored_tensors: tuple[str, ...] = (
+        r".*rotary_emb\.inv_freq",
+        r"d2t",
+        r"t2d",
+        r"embed_tokens\.weight",
+        r"lm_head\.weight",
+    )
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         """`config`: with `has_embedding` and `has_head`, whether the checkpoint has them, and `draft_vocab_size`."""
