@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import Parse, count, one_of, optional
+from quintet.common.value_parsers import Parse, count, finite_number, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-_DRAFTERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
+METHODS = ("ngram", "suffix", "custom_class")
+_DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp", "ngram_gpu")  # and all that end in _mtp
+_GONE = {
+    "medusa": "vLLM has no Medusa heads any more, and they are not served here",
+    "mlp_speculator": "vLLM has no MLP speculators any more, and they are not served here",
+}
 
 
 def _not_none(parse: Parse) -> Parse:
@@ -21,9 +26,25 @@ def _not_none(parse: Parse) -> Parse:
 
 
 def _method(value: Any) -> str:
+    if isinstance(value, str) and value in _GONE:
+        raise ValueError(f"{value!r} does not exist: {_GONE[value]}; use 'ngram' or 'suffix'")
     if value in _DRAFTERS or (isinstance(value, str) and value.endswith("_mtp")):
-        raise ValueError(f"{value!r} is not there yet; use 'ngram', which guesses from the text so far")
-    return str(one_of("ngram", **{"[ngram]": "ngram"})(value))
+        raise ValueError(f"{value!r} is not there yet; use 'ngram' or 'suffix', which guess from texts so far")
+    return str(one_of(*METHODS, **{"[ngram]": "ngram"})(value))
+
+
+def _at_least_0(value: Any) -> float:
+    number = finite_number(value)
+    if number < 0:
+        raise ValueError(f"must be at least 0, not {value!r}")
+    return number
+
+
+def _probability(value: Any) -> float:
+    number = _at_least_0(value)
+    if number > 1:
+        raise ValueError(f"must be 0 to 1, not {value!r}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -32,8 +53,18 @@ class SpeculativeConfig(Nested):
 
     name: ClassVar[str] = "speculative_config"
 
-    method: str = option(None, _not_none(_method), "who guesses: ngram", group="scheduling", choices=("ngram",))
-    num_speculative_tokens: int = option(None, _not_none(count()), "most tokens guessed at once", group="scheduling")
+    method: str = option(
+        None, _not_none(_method), "who guesses: ngram (the text so far), suffix (the text so far, and past outputs) or "
+        "custom_class (a class of an installed package)", group="scheduling", choices=METHODS,
+    )  # fmt: skip
+    num_speculative_tokens: int = option(
+        None, optional(count()), "most tokens guessed at once; suffix_decoding_max_tree_depth if not given with suffix",
+        group="scheduling",
+    )  # fmt: skip
+    model: str | None = option(
+        None, optional(text), "with custom_class, its proposer: package.module:Class or the name of an entry point in "
+        "quintet.proposers", group="scheduling",
+    )  # fmt: skip
     prompt_lookup_max: int = option(
         None, optional(count()), "most of the last tokens to look for in the text so far; 5 if neither is given, or "
         "prompt_lookup_min", group="scheduling", metavar="TOKENS",
@@ -44,6 +75,20 @@ class SpeculativeConfig(Nested):
     disable_by_batch_size: int | None = option(
         None, optional(count(2)), "guess nothing in steps of more requests", group="scheduling", metavar="REQUESTS"
     )
+    suffix_decoding_max_tree_depth: int = option(
+        24, count(2), "suffix: most tokens that are matched and guessed together", group="scheduling", metavar="TOKENS"
+    )
+    suffix_decoding_max_cached_requests: int = option(
+        10000, count(0), "suffix: past outputs that are kept to guess from; 0: the request's own text alone",
+        group="scheduling", metavar="REQUESTS",
+    )  # fmt: skip
+    suffix_decoding_max_spec_factor: float = option(
+        1.0, _at_least_0, "suffix: most tokens guessed for each token that matches", group="scheduling"
+    )
+    suffix_decoding_min_token_prob: float = option(
+        0.1, _probability, "suffix: least share of the matches that go on with a token that is guessed",
+        group="scheduling",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,4 +99,14 @@ class SpeculativeConfig(Nested):
             raise ValueError(
                 f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over {self.name}.prompt_lookup_max="
                 f"{most}; lower it"
+            )
+        if self.num_speculative_tokens is None:
+            if self.method != "suffix":
+                raise ValueError(f"{self.name}.num_speculative_tokens must be given")
+            object.__setattr__(self, "num_speculative_tokens", self.suffix_decoding_max_tree_depth)
+        if (self.method == "custom_class") != (self.model is not None):
+            raise ValueError(
+                f"{self.name}.model must be given: package.module:Class, or the name of an entry point"
+                if self.model is None
+                else f"{self.name}.model is not there: no second model guesses yet; with 'custom_class' it is a class"
             )

@@ -14,7 +14,6 @@ _NO_MEDIA = "images, audio and video of no model are served yet, text alone; lea
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
-_NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _DRAWS = "use --{0} of `quintet generate` and `quintet chat`; over HTTP it is a field of the request"
 _LAYERS = "the whole model runs on one platform; use device"
 UNSUPPORTED: Mapping[str, str] = {
@@ -71,7 +70,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "context_length": "use max_model_len",
     "mem_fraction_static": "use gpu_memory_utilization",
     "n_gpu_layers": _LAYERS,
-    "speculative_config.model": _NO_DRAFTER,
     "speculative_config.draft_tensor_parallel_size": _NO_DRAFTER,
     "speculative_config.tensor_parallel_size": _NO_DRAFTER,
     "speculative_config.quantization": _NO_DRAFTER,
@@ -83,10 +81,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "speculative_config.disable_padded_drafter_batch": _NO_DRAFTER,
     "speculative_config.parallel_drafting": _NO_DRAFTER,
     "speculative_config.speculative_token_tree": "guesses are one line of tokens, no tree; leave it out",
-    "speculative_config.suffix_decoding_max_tree_depth": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_max_cached_requests": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_max_spec_factor": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_min_token_prob": _NO_SUFFIXES,
     "structured_outputs_config.disable_fallback": "there is one backend, so nothing falls back; leave it out",
     "profiler_config.torch_profiler_dump_cuda_time_total": "a trace holds every time; leave it out",
     "profiler_config.capture_torch_profiler": "a trace covers steps, not their capture; leave it out",
