@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import Parse, count, finite_number, one_of, optional, text
+from quintet.common.value_parsers import Parse, boolean, count, finite_number, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
 METHODS = ("ngram", "suffix", "custom_class")
@@ -75,6 +75,10 @@ class SpeculativeConfig(Nested):
     disable_by_batch_size: int | None = option(
         None, optional(count(2)), "guess nothing in steps of more requests", group="scheduling", metavar="REQUESTS"
     )
+    adapt_num_tokens: bool = option(
+        True, boolean, "guess fewer tokens, or none, where accepted tokens and measured steps show that they cost more "
+        "than they save; false: always as many as fit", group="scheduling",
+    )  # fmt: skip
     suffix_decoding_max_tree_depth: int = option(
         24, count(2), "suffix: most tokens that are matched and guessed together", group="scheduling", metavar="TOKENS"
     )

@@ -114,7 +114,8 @@ def no_list(request: Request, most: int) -> Any:
 
 @functools.cache
 def engine(how: str, speculates: bool) -> LLM:
-    config = {"method": "custom_class", "model": f"{__name__}:Adversary", "num_speculative_tokens": 5}
+    config: dict[str, Any] = {"method": "custom_class", "model": f"{__name__}:Adversary", "num_speculative_tokens": 5}
+    config["adapt_num_tokens"] = False  # drafts in every step
     sizes = {"max_model_len": 160, "page_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 96}
     return LLM(**{**sizes, **ENGINES[how]}, device="cpu", speculative_config=config if speculates else None, seed=7)
 
