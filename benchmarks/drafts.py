@@ -1,4 +1,4 @@
-"""Measures n-gram drafts for one request that decodes alone: the gain, and the cost where nothing repeats.
+"""Measures n-gram and suffix drafts for one request that decodes alone: the gain, and the cost where nothing repeats.
 
 python benchmarks/drafts.py [--model qwen3-0.6b] [--out benchmarks/results/drafts.json]
 
@@ -26,8 +26,10 @@ from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 
 RESULTS = Path(__file__).parent / "results"
-GUESS = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-COUNTS = (4, 8)
+NGRAM = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+# past outputs would hold the very answer: each prompt is asked several times
+SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+WAYS = ((NGRAM, 4), (NGRAM, 8), (SUFFIX, 8))
 STORY = "Tell me a story about a girl named Lily and her old dog."
 PROMPTS: dict[str, tuple[Any, float]] = {  # and the temperature
     "repeats its prompt": ("Lily has a red ball. " * 4, 0.0),
@@ -38,12 +40,16 @@ PROMPTS: dict[str, tuple[Any, float]] = {  # and the temperature
 }
 
 
+NONE = ("none", 0)
+
+
 @dataclass(frozen=True)
 class Gain:
     """Decoding with so many guesses at once, beside decoding without."""
 
     model: str
     text: str
+    method: str
     guesses: int
     tokens_per_s: float
     without: float
@@ -61,29 +67,36 @@ def timed(llm: LLM, prompt: Any, temperature: float, tokens: int) -> tuple[float
     return took, list(output.outputs[0].token_ids), {name: after[name] - before[name] for name in after}
 
 
-def measure(model: str | None, prompts: dict[str, tuple[Any, float]], tokens: int, rounds: int) -> list[Gain]:
+def measure(
+    model: str | None, prompts: dict[str, tuple[Any, float]], tokens: int, rounds: int, adapts: bool = False
+) -> list[Gain]:
     """Every prompt with every number of guesses. A first call fills the prefix cache: decoding alone is timed."""
     given: dict[str, Any] = {"use_tqdm": False, "max_num_seqs": 4, "max_model_len": 1024}
     if model is not None:
         given |= {"model": model, "skip_tokenizer_init": True, "device": "cpu"}
     plain = LLM(**given)
-    engines = {count: LLM(**given, speculative_config={**GUESS, "num_speculative_tokens": count}) for count in COUNTS}
+    engines = {
+        (str(how["method"]), count): LLM(
+            **given, speculative_config={**how, "num_speculative_tokens": count, "adapt_num_tokens": adapts}
+        )
+        for how, count in WAYS
+    }
     gains = []
     for text, asked in prompts.items():
-        times: dict[int, list[float]] = {0: [], **{count: [] for count in COUNTS}}
+        times: dict[tuple[str, int], list[float]] = {NONE: [], **{way: [] for way in engines}}
         told, counted = {}, {}
         for turn in range(rounds + 1):
-            for count, llm in {0: plain, **engines}.items():
-                took, told[count], counted[count] = timed(llm, *asked, tokens)
+            for way, llm in {NONE: plain, **engines}.items():
+                took, told[way], counted[way] = timed(llm, *asked, tokens)
                 if turn:
-                    times[count].append(took)
-        assert all(each == told[0] for each in told.values()), "guesses changed what was said"
-        for count in COUNTS:
-            best, alone, facts = min(times[count]), min(times[0]), counted[count]
+                    times[way].append(took)
+        assert all(each == told[NONE] for each in told.values()), "guesses changed what was said"
+        for way in engines:
+            best, alone, facts = min(times[way]), min(times[NONE]), counted[way]
             accepted = facts["num_accepted_tokens"] / max(1, facts["num_draft_tokens"])
             rates = round(tokens / best, 1), round(tokens / alone, 1), round(alone / best, 2)
             per_step = round(tokens / facts["num_steps"], 2)
-            gains.append(Gain(Path(model or "bundled").name, text, count, *rates, per_step, round(accepted, 2)))
+            gains.append(Gain(Path(model or "bundled").name, text, *way, *rates, per_step, round(accepted, 2)))
             print(gains[-1], flush=True)
     return gains
 

@@ -61,7 +61,7 @@ class Engine:
         self.scheduler: Final = parts.scheduler
         self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
-        self._hooks, self.lora, self._drafting = parts.hooks, parts.lora, parts.drafting
+        self._hooks, self.lora, self.drafting = parts.hooks, parts.lora, parts.drafting
         self._unready: list[Request] = []  # requests with grammars and adapters that may not be there yet
         self._in_flight = InFlightSteps(parts.runner)
         jumps = not parts.runner.has_processors
@@ -220,7 +220,7 @@ class Engine:
         if not (self._overlap and self._runner.supports_overlap and self.scheduler.has_room()):
             return False
         guessed = any(plan.num_drafts for plan in self._in_flight.plans)
-        drafts = self._drafting is not None and self._drafting.may_propose(self.scheduler.running)
+        drafts = self.drafting is not None and self.drafting.may_propose(self.scheduler.running)
         return not (guessed or drafts or self._answers.will_append_forced())
 
     def _num_left_running(self, started: bool) -> int:
@@ -233,9 +233,9 @@ class Engine:
     def _launch(self) -> bool:
         """Plans a step, starts its model, and draws: at once, or, where the draw depends on tokens of the running step
         (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
-        if self._drafting is not None:
+        if self.drafting is not None:
             try:
-                self._drafting.propose(self.scheduler.draft_room())
+                self.drafting.propose(self.scheduler.draft_room())
             except CacheLost as error:
                 self._fail(StepPlan(), error)
                 return False
@@ -294,8 +294,8 @@ class Engine:
         self._in_flight.clear()
         self.scheduler.start_over(self._answers.requests.values())
         self._runner.start_over()
-        if self._drafting is not None:
-            self._drafting.start_over()
+        if self.drafting is not None:
+            self.drafting.start_over()
         for hook in self._hooks:
             hook.start_over()
 

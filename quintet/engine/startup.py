@@ -46,7 +46,7 @@ from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
 from quintet.engine.spec_decode.drafter import drafter_sizes
-from quintet.engine.spec_decode.factory import make_drafting
+from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
@@ -302,7 +302,8 @@ def _engine_parts(
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, num_drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
-    hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal) if hook is not None)
+    costs = make_step_costs(drafting, ranking.lora_role(ranks))
+    hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal, costs) if hook is not None)
     overlap = prepared.capabilities.overlap
     return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks)
 

@@ -112,6 +112,8 @@ class StepOutputProcessor:
                 break
         self._num_drafts, self._num_drafted = self._num_drafts + 1, self._num_drafted + len(drafts)
         if deltas[-1].finish_reason is None:
+            if self._drafting is not None:
+                self._drafting.add_result(request, len(drafts), len(deltas) - 1)
             request.drop_rejected()
             if self._scheduler.kv_cache_manager.state_slots is not None:
                 self._scheduler.kv_cache_manager.state_slots.drop_rejected(request)

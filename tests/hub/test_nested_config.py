@@ -62,7 +62,7 @@ def _from_words(words: list[str]) -> EngineConfig:
         ({"prompt_lookup_max": 7, "prompt_lookup_min": 2}, 7, 2),
     ],
 )
-def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, int], most: int, least: int) -> None:
+def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, Any], most: int, least: int) -> None:
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=1, **given)  # type: ignore[call-arg]
     assert (config.prompt_lookup_max, config.prompt_lookup_min) == (most, least)
 
@@ -81,7 +81,17 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, int], most: i
         ({"method": "eagle3", "num_speculative_tokens": 3}, "speculative_config.method 'eagle3' is not there yet"),
         ({"method": "deepseek_mtp"}, "'deepseek_mtp' is not there yet"),
         ({"method": "draft_model"}, "'draft_model' is not there yet"),
-        ({"method": "ngram", "model": "a/b"}, "speculative_config.model is not there: no second model"),
+        ({"method": "medusa"}, "speculative_config.method 'medusa' does not exist: vLLM has no Medusa heads"),
+        ({"method": "mlp_speculator"}, "'mlp_speculator' does not exist: vLLM has no MLP speculators any more"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "model": "a/b"},
+            "speculative_config.model is not there: no second model",
+        ),
+        ({"method": "custom_class", "num_speculative_tokens": 3}, "speculative_config.model must be given: package"),
+        ({"method": "custom_class", "model": "a:B"}, "speculative_config.num_speculative_tokens must be given"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 1}, "max_tree_depth must be at least 2"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "max_spec_factor must be at least 0"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "min_token_prob must be 0 to 1"),
         ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "lower it"),
     ],
 )
@@ -135,7 +145,7 @@ def test_entries_of_a_file_and_of_flags_are_joined(tmp_path: Any) -> None:
 def test_a_typo_in_a_dotted_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     for flag, says in [
         ("--speculative-config.methd", "did you mean '--speculative-config.method'"),
-        ("--speculative-config.model", "no second model guesses yet"),
+        ("--speculative-config.revision", "no second model guesses yet"),
     ]:
         with pytest.raises(SystemExit):
             _from_words([flag, "x"])

@@ -19,5 +19,6 @@ void bind_quantized(nanobind::module_& m);
 void bind_quantized_rows(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_states(nanobind::module_& m);
+void bind_suffix_index(nanobind::module_& m);
 
 }  // namespace quintet::cpu

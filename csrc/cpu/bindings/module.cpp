@@ -86,4 +86,5 @@ NB_MODULE(_cpu, m) {
     cpu::bind_quantized_rows(m);
     cpu::bind_sampling(m);
     cpu::bind_states(m);
+    cpu::bind_suffix_index(m);
 }

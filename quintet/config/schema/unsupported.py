@@ -14,7 +14,6 @@ _NO_MEDIA = "images, audio and video of no model are served yet, text alone; lea
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _AS_THE_MODEL = "a draft model has the model's setting of that name; leave it out"
-_NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _DRAWS = "use --{0} of `quintet generate` and `quintet chat`; over HTTP it is a field of the request"
 _LAYERS = "the whole model runs on one platform; use device"
 UNSUPPORTED: Mapping[str, str] = {
@@ -80,10 +79,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "speculative_config.disable_padded_drafter_batch": _AS_THE_MODEL,
     "speculative_config.parallel_drafting": _AS_THE_MODEL,
     "speculative_config.speculative_token_tree": "guesses are one line of tokens, no tree; leave it out",
-    "speculative_config.suffix_decoding_max_tree_depth": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_max_cached_requests": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_max_spec_factor": _NO_SUFFIXES,
-    "speculative_config.suffix_decoding_min_token_prob": _NO_SUFFIXES,
     "structured_outputs_config.disable_fallback": "there is one backend, so nothing falls back; leave it out",
     "profiler_config.torch_profiler_dump_cuda_time_total": "a trace holds every time; leave it out",
     "profiler_config.capture_torch_profiler": "a trace covers steps, not their capture; leave it out",

@@ -45,6 +45,12 @@ class ConfirmAdaptersCommand(msgspec.Struct, tag=True, array_like=True):
     waits: bool  # for a moment: there is no step to compute
 
 
+class DraftCostsCommand(msgspec.Struct, tag=True, array_like=True):
+    """Sets what steps cost: seconds by their tokens, which rank 0 has measured."""
+
+    seconds: list[float]
+
+
 class ResetPrefixCacheCommand(msgspec.Struct, tag=True, array_like=True):
     pass
 
@@ -66,7 +72,8 @@ class SaveShardedCommand(msgspec.Struct, tag=True, array_like=True):
 
 
 AdapterCommand = LoadAdapterCommand | DropAdapterCommand
-RequestCommand = AddCommand | AbortCommand | CompileCommand | AdapterCommand | ResetPrefixCacheCommand
+OtherCommand = CompileCommand | DraftCostsCommand | ResetPrefixCacheCommand
+RequestCommand = AddCommand | AbortCommand | AdapterCommand | OtherCommand
 # each rank reports its result
 CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdaptersCommand
 

@@ -122,6 +122,9 @@ class Follower:
         elif isinstance(item, inbox.DropAdapterCommand):
             assert self._engine.lora is not None, "rank 0 has the same settings"
             self._engine.lora.forget(item.digest)
+        elif isinstance(item, inbox.DraftCostsCommand):
+            assert self._engine.drafting is not None, "rank 0 has the same settings"
+            self._engine.drafting.set_costs(item.seconds)
         else:
             self._engine.reset_prefix_cache()
 

@@ -223,6 +223,8 @@ class Leader(Engine):
     def _tell(self, joint: inbox.CollectiveCommand | None) -> None:
         self._number += 1
         self._send_adapter_orders()
+        if self.drafting is not None and (costs := self.drafting.take_costs()):
+            self._items.append(inbox.DraftCostsCommand(costs))
         traced = self.profiler.spans.events is not None
         items, self._items = self._items, []
         self._channel.broadcast(inbox.encode(self._number, items, traced, joint))

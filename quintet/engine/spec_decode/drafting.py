@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from quintet.engine.request import Request
+from quintet.engine.spec_decode.policy import DraftPolicy
 from quintet.engine.spec_decode.proposer import Proposer
 from quintet.interface.platform import CacheLost, DeviceLost
 
@@ -19,14 +20,27 @@ MAX_FAILURES = 3  # steps in a row in which the proposer fails before it is turn
 class Drafting:
     """A proposer with guards: what it does wrong costs drafts, and never a request."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int, max_requests: int | None = None) -> None:
-        """max_requests: steps that decode more requests have no drafts (`disable_by_batch_size`)."""
+    def __init__(
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        max_requests: int | None = None,
+        policy: DraftPolicy | None = None,
+    ) -> None:
+        """max_requests: steps that decode more requests have no drafts (`disable_by_batch_size`). Without a policy,
+        there are as many drafts as fit."""
+        self._policy, self._new_costs = policy, list[float]()
         self._proposer, self._vocab_size, self._max_requests = proposer, vocab_size, max_requests
         self.num_drafts: Final = proposer.num_drafts
         self.disabled_reason = ""  # why the proposer is turned off; empty: it is on
         self._num_failures = 0  # steps in a row
         self._has_failed = False  # since the last step
         self._has_logged = False
+
+    @property
+    def adapts(self) -> bool:
+        """True if the number of drafts depends on what they cost."""
+        return self._policy is not None
 
     def propose(self, room: DraftRoom) -> None:
         """Fills `draft_tokens` of the requests that may have drafts, and clears that of the others in `room`. A step
@@ -36,7 +50,10 @@ class Drafting:
                 request.draft_tokens = []
         if self.disabled_reason:
             return
-        wanted = [(request, most) for request, most in room if most > 0] if self._is_enabled_for(len(room)) else []
+        allowed = room if self._is_enabled_for(len(room)) else ()
+        if self._policy is not None:
+            allowed = self._policy.limit(allowed)
+        wanted = [(request, most) for request, most in allowed if most > 0]
         if wanted or getattr(self._proposer, "reads_each_step", False):
             self._guarded(lambda: self._propose(wanted), None)
             if self._has_failed:
@@ -48,11 +65,15 @@ class Drafting:
         """Returns whether a running request may have drafts, once the running step has finished."""
         if self.disabled_reason or not self._is_enabled_for(len(running)):
             return False
+        if self._policy is not None and self._policy.skips_next:
+            return False
         decoding = [r for r in running if r.num_computed >= r.num_known and r.tokens_left > 1]
         return bool(decoding) and self._guarded(lambda: self._proposer.may_propose(decoding), False)
 
     def finish(self, request: Request) -> None:
         """Reports to the proposer that a request has ended."""
+        if self._policy is not None:
+            self._policy.finish(request)
         if not self.disabled_reason:
             self._guarded(lambda: self._proposer.finish(request), None)
 
@@ -60,6 +81,27 @@ class Drafting:
         """Reports to the proposer that all requests are computed again."""
         if not self.disabled_reason:
             self._guarded(self._proposer.start_over, None)
+
+    def add_result(self, request: Request, drafted: int, accepted: int) -> None:
+        """Counts a verified draft of a request that goes on."""
+        if self._policy is not None:
+            self._policy.add_result(request, drafted, accepted)
+
+    def set_costs(self, costs: Sequence[float]) -> None:
+        """Sets the measured seconds of steps, by their tokens; where ranks are processes, in the same step on each."""
+        if self._policy is not None:
+            self._policy.set_costs(costs)
+
+    def hold_costs(self, costs: list[float]) -> None:
+        """Holds measured costs until take_costs(): the other ranks are to get them, too."""
+        self._new_costs = costs
+
+    def take_costs(self) -> list[float]:
+        """Sets and returns the costs that are held; empty if there are none."""
+        costs, self._new_costs = self._new_costs, []
+        if costs:
+            self.set_costs(costs)
+        return costs
 
     def _is_enabled_for(self, requests: int) -> bool:
         return self._max_requests is None or requests <= self._max_requests

@@ -1,5 +1,6 @@
 """Protocol of proposers: sources of draft tokens for requests that decode."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,6 +16,7 @@ class Proposer(Protocol):
 
     num_drafts: int  # most draft tokens of a request in a step
 
+    @abstractmethod
     def propose(self, room: Sequence[tuple[Request, int]]) -> None:
         """Puts into `draft_tokens` of each request at most as many tokens as its number in `room` allows, at least 1.
 
