@@ -78,14 +78,15 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, Any], most: i
         ({"method": "ngrm", "num_speculative_tokens": 3}, "did you mean 'ngram'"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1"),
         ({"methd": "ngram"}, "unknown entry of speculative_config 'methd'; did you mean 'method'"),
-        ({"method": "eagle3", "num_speculative_tokens": 3}, "speculative_config.method 'eagle3' is not there yet"),
-        ({"method": "deepseek_mtp"}, "'deepseek_mtp' is not there yet"),
-        ({"method": "draft_model"}, "'draft_model' is not there yet"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "method='eagle3' needs speculative_config.model"),
+        ({"method": "deepseek_mtp"}, "speculative_config.num_speculative_tokens must be given"),
+        ({"method": "mtp", "model": "a/b"}, "speculative_config.model: method 'mtp' reads the model's own checkpoint"),
+        ({"method": "draft_model"}, "method='draft_model' needs speculative_config.model"),
         ({"method": "medusa"}, "speculative_config.method 'medusa' does not exist: vLLM has no Medusa heads"),
         ({"method": "mlp_speculator"}, "'mlp_speculator' does not exist: vLLM has no MLP speculators any more"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "model": "a/b"},
-            "speculative_config.model is not there: no second model",
+            "speculative_config.model is for draft models and heads, and the method is 'ngram'",
         ),
         ({"method": "custom_class", "num_speculative_tokens": 3}, "speculative_config.model must be given: package"),
         ({"method": "custom_class", "model": "a:B"}, "speculative_config.num_speculative_tokens must be given"),
@@ -145,7 +146,7 @@ def test_entries_of_a_file_and_of_flags_are_joined(tmp_path: Any) -> None:
 def test_a_typo_in_a_dotted_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     for flag, says in [
         ("--speculative-config.methd", "did you mean '--speculative-config.method'"),
-        ("--speculative-config.revision", "no second model guesses yet"),
+        ("--speculative-config.code_revision", "a draft model has the model's setting of that name"),
     ]:
         with pytest.raises(SystemExit):
             _from_words([flag, "x"])

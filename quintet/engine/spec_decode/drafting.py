@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 from quintet.engine.request import Request
 from quintet.engine.spec_decode.policy import DraftPolicy
 from quintet.engine.spec_decode.proposer import Proposer
+from quintet.engine.spec_decode.step_costs import StepCosts
 from quintet.interface.platform import CacheLost, DeviceLost
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Drafting:
         self._policy, self._new_costs = policy, list[float]()
         self._proposer, self._vocab_size, self._max_requests = proposer, vocab_size, max_requests
         self.num_drafts: Final = proposer.num_drafts
+        self.step_costs: StepCosts | None = None  # measures the proposer, where this rank measures
         self.disabled_reason = ""  # why the proposer is turned off; empty: it is on
         self._num_failures = 0  # steps in a row
         self._has_failed = False  # since the last step
@@ -107,7 +109,14 @@ class Drafting:
         return self._max_requests is None or requests <= self._max_requests
 
     def _propose(self, wanted: DraftRoom) -> None:
-        self._proposer.propose(wanted)
+        def propose() -> int:
+            self._proposer.propose(wanted)
+            return sum(len(request.draft_tokens) for request, _ in wanted)
+
+        if self.step_costs is None:
+            propose()
+        else:
+            self.step_costs.time_drafts(propose)
         for request, most in wanted:
             if request.draft_tokens:
                 self._trim(request, most)

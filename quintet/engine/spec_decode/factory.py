@@ -47,9 +47,10 @@ def make_step_costs(drafting: Drafting | None, role: LoRARole) -> StepCosts | No
     this process among the ranks."""
     if drafting is None or not drafting.adapts:
         return None
-    if role is LoRARole.ALONE:
-        return StepCosts(drafting.set_costs)
-    return StepCosts(drafting.hold_costs) if role is LoRARole.LEADS else None
+    if role not in (LoRARole.ALONE, LoRARole.LEADS):
+        return None
+    drafting.step_costs = StepCosts(drafting.set_costs if role is LoRARole.ALONE else drafting.hold_costs)
+    return drafting.step_costs
 
 
 def _make_host_proposer(config: SpeculativeConfig, vocab_size: int) -> Proposer:

@@ -26,11 +26,14 @@ class DraftPolicy:
         self._all = np.full(num_drafts, PRIOR)
         self._rates: dict[Request, FloatArray] = {}
         self._costs: FloatArray | None = None  # [COST_SIZES]
+        self._draft_cost = 0.0  # seconds that the proposer takes for a draft
         self._num_skipped = 0  # steps in a row that were to have no drafts
 
     def set_costs(self, costs: Sequence[float]) -> None:
-        """Sets the seconds that steps of COST_SIZES tokens take."""
-        self._costs = np.maximum.accumulate(np.asarray(costs, np.float64))  # a larger step costs no less
+        """Sets the seconds that steps of COST_SIZES tokens take and, behind them, those of the proposer for a draft."""
+        steps, rest = costs[: len(COST_SIZES)], costs[len(COST_SIZES) :]
+        self._costs = np.maximum.accumulate(np.asarray(steps, np.float64))  # a larger step costs no less
+        self._draft_cost = sum(rest)
 
     def add_result(self, request: Request, drafted: int, accepted: int) -> None:
         """Counts a verified draft: its first tokens were accepted, the next one was not, if there is one."""
@@ -68,7 +71,7 @@ class DraftPolicy:
         order = np.argsort(-chances, axis=None, kind="stable")  # a place is never before the one ahead of it
         gains = chances.ravel()[order]
         sizes = len(room) + np.arange(len(gains) + 1)  # tokens of the step
-        costs = np.interp(sizes, COST_SIZES, self._costs)
+        costs = np.interp(sizes, COST_SIZES, self._costs) + self._draft_cost * np.arange(len(sizes))
         expected = len(room) + np.cumsum(gains) - gains  # before this one
         worth = (gains > 0) & (gains / expected > np.diff(costs) / costs[:-1])
         count = len(worth) if worth.all() else int(np.argmin(worth))

@@ -22,13 +22,22 @@ class StepCosts(StepHook):
     """Means of the seconds of steps. Made by the rank that decides for all; others read no clock."""
 
     def __init__(self, publish: Callable[[list[float]], None], clock: Callable[[], float] = time.perf_counter) -> None:
-        """publish: gets the seconds of steps of COST_SIZES tokens, every TABLE_STEPS steps."""
+        """publish: gets the seconds of steps of COST_SIZES tokens, and those of a draft, every TABLE_STEPS steps."""
         self._publish, self._clock = publish, clock
         self._seconds = np.full(len(COST_SIZES), np.nan)
         self._tokens = np.zeros(len(COST_SIZES))  # means of the steps that `seconds` are of
         self._started: deque[tuple[StepPlan, float]] = deque()
         self._finished = 0.0  # when the last step had finished
         self._num_steps = 0
+        self._draft_seconds = 0.0  # mean of the proposer's, for a draft
+
+    def time_drafts(self, propose: Callable[[], int]) -> None:
+        """Calls a proposer, which returns the number of its drafts, and measures it."""
+        start = self._clock()
+        count = propose()
+        if count:
+            each = (self._clock() - start) / count
+            self._draft_seconds += (WEIGHT if self._draft_seconds else 1) * (each - self._draft_seconds)
 
     def before_launch(self, plan: "StepPlan", fail: Fail) -> None:
         if plan:
@@ -44,7 +53,7 @@ class StepCosts(StepHook):
         self._finished = now
         self._num_steps += 1
         if self._num_steps % TABLE_STEPS == 0 and (table := self.table()) is not None:
-            self._publish(table)
+            self._publish([*table, self._draft_seconds])
 
     def start_over(self) -> None:
         self._started.clear()

@@ -144,7 +144,7 @@ def test_layers_of_other_shapes_windows_and_states_stand_beside_it(target: str) 
     ("spec", "why"),
     [
         ({"method": "draft_model", "num_speculative_tokens": 2}, "needs speculative_config.model"),
-        ({"method": "ngram", "model": "x", "num_speculative_tokens": 2}, "is for method 'draft_model'"),
+        ({"method": "ngram", "model": "x", "num_speculative_tokens": 2}, "is for draft models and heads"),
         ({"num_speculative_tokens": 2}, "speculative_config.method must be given"),
         ({"model": "/no/such/folder", "num_speculative_tokens": 2}, "/no/such/folder"),
     ],

@@ -44,6 +44,23 @@ def test_free_drafts_are_all_given_and_dear_ones_are_not() -> None:
     assert numbers(policy.limit(room)) == [0, 0, 0] and policy.skips_next
 
 
+def test_a_proposer_that_takes_long_is_asked_for_fewer() -> None:
+    policy, room = DraftPolicy(4), [(request(0), 4), (request(1), 4)]
+    asked = []
+    for seconds in (0.0, 0.2, 0.4, 1.0):
+        policy.set_costs([*FREE, seconds])
+        asked.append(sum(numbers(policy.limit(room))))
+    assert asked == sorted(asked, reverse=True) and asked[0] == 8 > asked[1] > asked[-1] == 0
+
+
+def test_the_proposer_is_measured_by_its_drafts() -> None:
+    times, tables = iter([0.0, 0.6, 1.0, 1.0]), list[list[float]]()
+    costs = StepCosts(tables.append, lambda: next(times))
+    costs.time_drafts(lambda: 3)
+    costs.time_drafts(lambda: 0)  # it had none: nothing is learned
+    assert costs._draft_seconds == pytest.approx(0.2)
+
+
 def test_the_marginal_rule_is_that_of_a_search_step_by_step() -> None:
     rng = random.Random(0)
     for _ in range(200):
@@ -124,7 +141,8 @@ def test_costs_are_means_by_size_with_lines_between_them() -> None:
         step(700, 80.0, fails=True)
     (table,) = tables
     assert table[COST_SIZES.index(1)] == pytest.approx(2) and table[COST_SIZES.index(8)] == pytest.approx(9)
-    assert table[COST_SIZES.index(4)] == pytest.approx(2 + 3 * 7 / 7) and table[-1] == pytest.approx(9)
+    assert table[COST_SIZES.index(4)] == pytest.approx(2 + 3 * 7 / 7) and table[len(COST_SIZES) - 1] == pytest.approx(9)
+    assert table[len(COST_SIZES) :] == [0]  # no drafts were made
     step(1, 1000.0)  # an outlier counts as four times the mean
     assert (costs.table() or [])[0] < 3
     costs.start_over()
