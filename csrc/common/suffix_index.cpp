@@ -11,7 +11,7 @@ namespace quintet {
 
 namespace {
 
-constexpr long kGrams[] = {5, 2};      // last tokens that a hash is of; the longer first
+constexpr long kGrams[] = {5, 2, 1};     // last tokens that a hash is of; the longer first
 constexpr size_t kMaxMatches = 32;     // newest ones that vote
 constexpr int kMaxVisited = 96;        // places that are looked at, for each hash
 constexpr long kMaxPosition = 1L << 31;
@@ -112,7 +112,7 @@ std::vector<SuffixIndex::Match> SuffixIndex::matches(const SuffixQuery& query) c
                    tokens_[static_cast<size_t>(slot(end - length))] == query.tokens[query.count - 1 - length]) {
                 ++length;
             }
-            if (length >= gram && (level == 0 || length < kGrams[0])) found.push_back({end, length});
+            if (length >= gram && (level == 0 || length < kGrams[level - 1])) found.push_back({end, length});
         }
     }
     return found;
@@ -173,10 +173,14 @@ SuffixDraft SuffixIndex::lookup(const SuffixQuery& asked) const {
     std::sort(lengths.begin(), lengths.end(), std::greater<long>());
     lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
     SuffixDraft best;
-    for (const long length : lengths) {  // the longest first: it wins a tie
-        const double wanted = std::min(static_cast<double>(length) * query.factor + 1e-6, static_cast<double>(query.depth));
-        const long most = std::min({query.most, static_cast<long>(wanted), query.depth - length});
-        SuffixDraft draft = vote(found, length, most, query.share);
+    lengths.push_back(0);
+    for (size_t i = 0; i + 1 < lengths.size(); ++i) {  // the longest first: it wins a tie
+        long most = 0;
+        for (long length = lengths[i]; length > lengths[i + 1]; --length) {  // the same places match
+            const double wanted = std::min(static_cast<double>(length) * query.factor + 1e-6, static_cast<double>(query.depth));
+            most = std::max(most, std::min(static_cast<long>(wanted), query.depth - length));
+        }
+        SuffixDraft draft = vote(found, lengths[i], std::min(most, query.most), query.share);
         if (draft.score > best.score) best = std::move(draft);
     }
     return best;

@@ -37,7 +37,7 @@ public:
     long bytes() const;
 
 private:
-    static constexpr int kLevels = 2;
+    static constexpr int kLevels = 3;
     long slot(long position) const { return position % capacity_; }
     long first() const;
     void put(int32_t token, uint32_t owner);

@@ -32,6 +32,7 @@ int lora_failures();       // lora_test.cpp
 int moe_failures();        // moe_test.cpp
 int quantized_failures();  // quantized_test.cpp
 int quantized_rows_failures();  // quantized_rows_test.cpp
+int suffix_index_failures();  // suffix_index_test.cpp
 int team_failures();         // team_test.cpp
 int whole_attention_failures();  // whole_attention_test.cpp
 
@@ -316,6 +317,7 @@ int main() {
     failures += moe_failures();
     failures += quantized_failures();
     failures += quantized_rows_failures();
+    failures += suffix_index_failures();
     failures += team_failures();
     failures += whole_attention_failures();
     expect(cpu::read_bandwidth((1 << 20) + 64, 3, 0.01) > 0.0, "bandwidth is positive");

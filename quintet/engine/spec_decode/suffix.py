@@ -16,7 +16,7 @@ from quintet.engine.spec_decode.proposer import Proposer
 from quintet.engine.spec_decode.suffix_index import MAX_POSITION, Draft, SuffixIndex, make_suffix_index
 from quintet.interface.types import IntArray
 
-MAX_PAST_TOKENS = 2**22  # of past outputs: 80 MiB, if so many are ever there
+MAX_PAST_TOKENS = 2**22  # of past outputs: 104 MiB, if so many are ever there
 MIN_TEXT_TOKENS = 512  # of a request's own text; its index doubles as it grows
 
 

@@ -1,17 +1,18 @@
 """Index of texts: finds where the last tokens of a text stood before, and what followed there.
 
-Texts lie one behind the other in a ring of tokens: the newest overwrite the oldest, so that memory is bounded. Two hash
-tables, of the last 5 and the last 2 tokens, lead to the newest places with these tokens; a lookup takes the same time
+Texts lie one behind the other in a ring of tokens: the newest overwrite the oldest, so that memory is bounded. Three
+hash tables, of the last 5, 2 and 1 tokens, lead to the newest places with these tokens; a lookup takes the same time
 however many texts there are. csrc/common/suffix_index.cpp computes the same, a hundred times as fast.
 """
 
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from quintet.interface.types import IntArray
 
-GRAMS = (5, 2)  # last tokens that a hash is of; the longer first
+GRAMS = (5, 2, 1)  # last tokens that a hash is of; the longer first
 MAX_MATCHES = 32  # newest ones that vote
 MAX_VISITED = 96  # places that are looked at, for each hash
 MAX_POSITION = 2**31
@@ -48,7 +49,8 @@ class SuffixIndex(Protocol):
         For each length L of the last tokens that stood in a text before, the newest matches vote: the draft goes on
         with the most frequent next token (of equally frequent ones, that of the newest match), as long as the share of
         the matches that go on with the whole draft is at least `share`. It has at most `most`, L x `factor` and
-        `depth` - L tokens. Of drafts with equal sums, that of the longest L is returned."""
+        `depth` - L tokens. Of drafts with equal sums of shares, that of the longest L is returned; with it, how many
+        of the last tokens all of its matches share."""
         ...
 
 
@@ -136,9 +138,15 @@ class PythonSuffixIndex:
         query: list[int] = ids[-(depth - 1) :].tolist()
         matches = self._matches(query, owner)
         best: Draft = [], 0.0, 0
-        for length in sorted({length for _, length in matches}, reverse=True):
-            limit = min(most, int(min(length * factor + 1e-6, depth)), depth - length)
-            draft = self._vote([end + 1 for end, size in matches if size >= length], length, limit, share)
+        lengths = sorted({0, *(length for _, length in matches)}, reverse=True)
+        for longest, next_longest in pairwise(lengths):
+            # shorter lengths down to the next longest match the same places
+            limits = (
+                min(int(min(length * factor + 1e-6, depth)), depth - length)
+                for length in range(longest, next_longest, -1)
+            )
+            places = [end + 1 for end, size in matches if size >= longest]
+            draft = self._vote(places, longest, min(most, max(limits)), share)
             if draft[1] > best[1]:
                 best = draft
         return best
@@ -163,7 +171,7 @@ class PythonSuffixIndex:
                     if self._tokens[(end - length) % size] != query[-1 - length]:
                         break
                     length += 1
-                if length >= gram and (level == 0 or length < GRAMS[0]):
+                if length >= gram and (level == 0 or length < GRAMS[level - 1]):
                     found.append((end, length))
         return found
 

@@ -47,10 +47,10 @@ def searched(texts: list[list[int]], query: list[int]) -> Draft:
         pairs = zip(reversed(texts[number][: end + 1]), reversed(query), strict=False)
         lengths[number, end] = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     best: Draft = [], 0.0, 0
-    for length in sorted({n for n in lengths.values() if n >= 2}, reverse=True):
+    for length in range(max(lengths.values()), 0, -1):
         level = sorted((place for place, n in lengths.items() if n >= length), reverse=True)
-        # the newest first, of those that share the last 5 tokens before the others
-        level.sort(key=lambda place: lengths[place] < 5)
+        # the newest first, of those that share the last 5 tokens before the others, and of the last 2 of these
+        level.sort(key=lambda place: (lengths[place] < 5, lengths[place] < 2))
         tails = [texts[number][end + 1 :] for number, end in level]
         draft, score, probability = list[int](), 0.0, 1.0
         while len(draft) < min(most, int(length * factor + 1e-6), depth - length):
@@ -65,7 +65,7 @@ def searched(texts: list[list[int]], query: list[int]) -> Draft:
             score += probability
             tails = [tail for tail in tails if tail[: len(draft)] == draft]
         if score > best[1]:
-            best = draft, score, length
+            best = draft, score, min(n for n in lengths.values() if n >= length)
     return best
 
 
@@ -73,12 +73,12 @@ def test_a_draft_is_that_of_a_search_of_all_texts() -> None:
     rng, found = random.Random(0), 0
     for _ in range(150):
         both = indexes(600)
-        texts = [[rng.randrange(9) for _ in range(rng.randrange(1, 30))] for _ in range(rng.randrange(1, 6))]
+        texts = [[rng.randrange(12) for _ in range(rng.randrange(1, 30))] for _ in range(rng.randrange(1, 6))]
         for text in texts:
             for index in both:
                 index.append(ids_of(text), 3, ends=True)
         for _ in range(6):
-            query = [rng.randrange(9) for _ in range(rng.randrange(2))] + rng.choice(texts)[: rng.randrange(1, 30)]
+            query = [rng.randrange(12) for _ in range(rng.randrange(2))] + rng.choice(texts)[: rng.randrange(1, 30)]
             wanted = searched(texts, query)
             for index in both:
                 assert index.lookup(ids_of(query), 3, *HOW) == wanted, (texts, query)
