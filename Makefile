@@ -48,19 +48,19 @@ demo: $(RUN) ## generate and embed text with the bundled models, offline
 
 # One session; a worker that is through takes tests over from another.
 TESTS := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
-# The part of so many that the commit's hash names: $(call part,4) is 2/4, say.
+# The part of so many that the commit's hash names: $(call part,10) is 2/10, say.
 HASH := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
 part = $(shell echo $$((0x$(HASH) % $(1) + 1)))/$(1)
 
-test: $(STAMP) ## run the tests that take seconds, and a quarter of the longer ones, which the commit's hash chooses
+test: $(STAMP) ## run the tests that take seconds, and a tenth of the longer ones, which the commit's hash chooses
 ifeq ($(ARGS),)
-	$(TESTS) -m "not slow and not sweep" --share long=$(call part,4)
+	$(TESTS) -m "not slow and not sweep" --share long=$(call part,10)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-ci: $(STAMP) ## run the tests that take seconds, a third of longer and slow ones, a tenth of the sweep
-	$(TESTS) --share long=$(call part,3) --share slow=$(call part,3) --share sweep=$(call part,10)
+test-ci: $(STAMP) ## run the tests that take seconds, a tenth of the longer ones, the slow ones and the sweep
+	$(TESTS) --share long=$(call part,10) --share slow=$(call part,10) --share sweep=$(call part,10)
 
 test-all: $(STAMP) ## run all but the sweep
 	$(TESTS) $(or $(ARGS),-m "not sweep")
