@@ -39,6 +39,7 @@ from quintet.layers.lora_step import LoRASizes, LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.row_store import RowStore, RowStoreSizes
 from quintet.model_loader.loader import ParameterLoad, declared_weights, distinct_parameters, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
@@ -70,6 +71,7 @@ class ModelSizes:
     expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
+    row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
 
 
 class MemoryRoom(NamedTuple):
@@ -142,6 +144,7 @@ class Worker:
             stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
             lora=None if sizes.lora is None else LoRAStep(),
+            row_store=RowStore.make(sizes.row_store, sizes.dtype, self.rank_info, self.comm.rank),
         )
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
         self._storing: StoreThread | None = None  # puts the weights into an automatic cache
@@ -156,7 +159,9 @@ class Worker:
             sizes.quantization.checkpoint.ignored_suffixes if sizes.quantization.checkpoint else ()
         )
         finalize(self.model)
-        self.stage = build.stage
+        self.stage, self.row_store = build.stage, build.row_store
+        if self.row_store is not None:
+            self.row_store.attach(self.model, self.model.width)
         modules = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
         here = self._keep(mixings) if self.rank_info.stages > 1 else mixings
         self.lora = None if sizes.lora is None else LoRAPools(self.model, build, sizes.lora, modules)
@@ -216,7 +221,8 @@ class Worker:
 
     @property
     def _pool_bytes(self) -> int:
-        return 0 if self.lora is None else self.lora.nbytes
+        """Bytes of what requests bring: adapters, and rows in the places of embeddings."""
+        return sum(each.nbytes for each in (self.lora, self.row_store) if each is not None)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the model takes on this device."""
@@ -247,6 +253,8 @@ class Worker:
         self._storing = load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
         if self.lora is not None:
             self.lora.place(self.platform)
+        if self.row_store is not None:
+            self.row_store.place(self.platform)
         self._empty = False
 
     def finish_store(self) -> None:
