@@ -78,6 +78,8 @@ class RowStore(nn.Module):
         """Writes rows [N, H] float32 to these places [N] of the store, none of them twice. What an item has begins
         with a page and has the rest of its last page to itself: where numbers of rows are programs, that is written,
         too. Steps that were started before read what was there before."""
+        if not len(self.rows):  # a platform that computes nothing holds nothing
+            return
         if self._sizes.by_torch:
             values, at = device.to_device((rows, places))
             self.rows.index_copy_(0, at.long(), values.to(self._dtype))
