@@ -13,7 +13,8 @@ EMBEDS = np.arange(12, dtype=np.float32).reshape(3, 4)  # of three tokens
 
 
 def one_token_left(embeds: bytes = b"") -> StepPlan:
-    """Step of a request whose prompt of three tokens is computed but for the last. Its rows are on the store's page 2."""
+    """Step of a request whose prompt of three tokens is computed but for the last; its rows are on the store's page
+    2."""
     request = Request(CoreRequest("0", [5, 6, 7], SamplingParams(), (0, 0), 1, embeds=embeds))
     if embeds:
         request.prompt_rows = PromptRows(embeds_items(request.core_request, 64), {0: [2]})
