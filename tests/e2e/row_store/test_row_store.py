@@ -11,7 +11,7 @@ from quintet import LLM, SamplingParams
 from quintet.engine.client import EngineClient
 from quintet.layers.row_store import PAGE_ROWS
 from quintet.platforms.cpu.graph import TOKENS_PER_PROOF, Replay
-from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, make, variant
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, variant
 from tests.e2e.engine.test_embeds import LLAMA, ON, PROMPTS, add, embedded, essence, given, said
 from tests.e2e.engine.test_oracle import client
 from tests.helpers.platforms import tpu
@@ -126,15 +126,15 @@ def test_the_plan_counts_the_store() -> None:
 @pytest.mark.slow
 def test_ranks_that_are_processes_write_the_same_rows() -> None:
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
-    tiny = make("llama", {})
+    tiny = variant("llama", "plain")
     settings: dict[str, Any] = {"enable_prompt_embeds": True, "encoder_cache_rows": 32, "max_num_batched_tokens": 24}
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=2)
-    prompts = [given(tiny, ids[:40]) for ids in PROMPTS]
-    alone: LLM = engine(tiny, **settings)
+    ids, prompts = [{"prompt_token_ids": each[:40]} for each in PROMPTS], [given(tiny, each[:40]) for each in PROMPTS]
     ranks: LLM = engine(tiny, **settings, tensor_parallel_size=2, distributed_executor_backend="mp")
-    with alone, ranks:
+    with ranks:
+        want = told(ranks, ids, greedy)
         for _ in range(2):
-            assert told(ranks, prompts, greedy) == told(alone, prompts, greedy)
+            assert told(ranks, prompts, greedy) == want
 
 
 @pytest.mark.slow
