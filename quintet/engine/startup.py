@@ -169,8 +169,7 @@ def _decide(
     reasons += [backend] if backend else []
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
-    hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    weights = _weights(config, folder, facts)
+    hf_config, weights = whole.get_text_config(), _weights(config, folder, facts)  # of a wrapper, its text
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
@@ -209,8 +208,7 @@ def _decide(
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
     reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += experts.describe_experts(config, ranks.workers[0].model)
-    reasons += describe_row_store(ranks.workers[0])
+    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,

@@ -211,8 +211,7 @@ def place_rows(dtype: torch.dtype) -> Iterator[Case]:
 
 def choose_rows(dtype: torch.dtype) -> Iterator[Case]:
     for places in ([-1, 2, 0, -1, 70], [-1] * 5, [0] * 5):
-        x, y = randn(5, 12, dtype=dtype), randn(5, 12, dtype=dtype)
-        yield f"places {places}", (x, y, torch.tensor(places, dtype=torch.int32))
+        yield f"{places}", (*randn(2, 5, 12, dtype=dtype), torch.tensor(places, dtype=torch.int32))
 
 
 def beside(dtype: torch.dtype) -> Iterator[Case]:

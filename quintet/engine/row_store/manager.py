@@ -1,7 +1,7 @@
 """Bookkeeping of the row store: which pages of it hold which items, and for whom. No tensors.
 
 A request takes the items that its next tokens touch when a step is planned, and holds them until it has computed past
-them. Rows that nobody holds stay until their pages are needed, those that were released longest ago first: the same
+them. Rows without a holder stay until their pages are needed, those that were released longest ago first: the same
 item is found until then. A request whose items find no room computes its tokens up to them, or waits. It never waits
 for itself or for one that waits for it: it needs no further item before it is past those that it holds.
 """
