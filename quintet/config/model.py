@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.common.suggestions import refuse_unknown
-from quintet.common.value_parsers import boolean, json_object, one_of, optional, text
+from quintet.common.value_parsers import boolean, count, json_object, one_of, optional, text
 from quintet.config.load import PATH
 from quintet.config.schema.fields import choice_field, option
 
@@ -131,6 +131,11 @@ class ModelOptions:
     enable_prompt_embeds: bool = option(
         False, boolean, "let a request bring embeddings in the place of prompt tokens", group="model"
     )
+    encoder_cache_rows: int | None = option(
+        None, optional(count(16)), "rows on the device that stand in the places of tokens, such as prompt embeddings, "
+        "of hidden_size numbers of the model's type each; as many as a step has tokens if not given", group="model",
+        metavar="N",
+    )  # fmt: skip
 
     def _check(self) -> None:
         if self.quantization_group_size is not None and self.quantization not in GROUPED:

@@ -23,6 +23,7 @@ from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.external_launcher import MirroredLeader
 from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
+from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sleep import check_tags
 from quintet.engine.startup import EnginePlan, launch, prepare
@@ -269,6 +270,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         config.scheduling_policy == "priority",
         None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
+        max_embeds_rows(config, prepared.sizes.row_store),
     )
     if tokenizer is None:
         generation["detokenize"] = False

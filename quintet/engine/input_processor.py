@@ -32,6 +32,7 @@ class ModelLimits:
     by_priority: bool = True  # whether a request's priority counts
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
+    embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
 
 
 class _CallParams(NamedTuple):
@@ -148,6 +149,12 @@ class InputProcessor:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
+            )
+        if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
+            raise ValueError(
+                f"the prompt has {len(ids)} embeddings, and the device has room for {self.limits.embeds_rows} "
+                "(encoder_cache_rows), where a step computes the whole prompt; raise encoder_cache_rows, or leave "
+                "enable_chunked_prefill on"
             )
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed: int | str | None = params.seed

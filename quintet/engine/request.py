@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.lora.loaded import LoadedLoRA
     from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
+    from quintet.engine.row_store.items import PromptRows
     from quintet.engine.spec_decode.draft_model import DraftProgress
     from quintet.engine.spec_decode.ngram import TokenHistory
     from quintet.interface.types import IntArray
@@ -141,6 +142,7 @@ class Request:
     num_preemptions: int = 0
     scheduled_at: float | None = None  # time.monotonic() when its first step was planned
     num_prompt_logprobs: int = 0  # positions of the prompt that log-probabilities were returned for
+    prompt_rows: "PromptRows | None" = None  # of the row store, which stand in the places of its prompt's tokens
     history: "TokenHistory | None" = None  # of the drafts
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like

@@ -84,6 +84,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = StepPlan()
+        if self.kv_cache_manager.row_store is not None:
+            self.kv_cache_manager.row_store.begin_plan(plan.row_writes)
         self._free_out_of_window()
         decodes = self._decoding()
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
@@ -154,6 +156,8 @@ class Scheduler:
         Rows are never short for decodes: they come first, and there are rows for max_num_seqs of them.
         """
         count = min(self.limits.max_num_batched_tokens - plan.num_tokens, len(request.token_ids) - start)
+        if self.kv_cache_manager.row_store is not None:
+            count = self.kv_cache_manager.row_store.end_within(request, start, start + count) - start
         left = self.limits.max_logit_rows - plan.num_rows
         if count <= left or request.num_rows(start, count) <= left:  # no token has more than one row
             return count
@@ -293,6 +297,8 @@ class Scheduler:
     def _schedule_tokens(self, request: Request, plan: StepPlan, count: int) -> None:
         """Adds it to the plan; from now on the pages that the step fills are in the prefix cache, for this step too."""
         plan.schedule(request, count)
+        if self.kv_cache_manager.row_store is not None:
+            self.kv_cache_manager.row_store.hold(request, request.num_computed, request.num_computed + count)
         if self.kv_cache_manager.state_slots is not None:
             self.kv_cache_manager.state_slots.allocate_next(request)
         full = (request.num_computed + count) // self.kv_cache_manager.page_size

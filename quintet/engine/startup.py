@@ -41,6 +41,7 @@ from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler,
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization
+from quintet.engine.row_store.factory import describe_row_store, make_row_store, row_store_sizes
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
@@ -111,12 +112,15 @@ class EnginePlan:
             return ()
         first = self.ranks.workers[0]
         sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
-        lora = ("adapters",) * self.config.enable_lora
-        types = first.model.uses_token_types and self.pooling is not None
-        sizes = tuple(each._replace(inputs=(*["token_type_ids"] * types, *lora)) for each in sizes)
-        if types or not self.embeds_width:
-            return sizes
-        return *sizes, *(each._replace(inputs=("embeds", *lora), width=self.embeds_width) for each in sizes)
+        return tuple(each._replace(inputs=self.inputs) for each in sizes)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
+        model = self.ranks.workers[0].model
+        types = model.uses_token_types and self.pooling is not None
+        there = {"embed_indices": self.config.enable_prompt_embeds, "token_type_ids": types}
+        return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
 
     @property
     def embeds_width(self) -> int:
@@ -167,8 +171,7 @@ def _decide(
     reasons += [backend] if backend else []
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
-    hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
-    weights = weights_for(config, folder, facts)
+    hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
@@ -187,6 +190,7 @@ def _decide(
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype))
+    sizes = replace(sizes, row_store=row_store_sizes(config, facts, platform.name, length))
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
@@ -210,7 +214,7 @@ def _decide(
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
     reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += experts.describe_experts(config, ranks.workers[0].model)
+    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
@@ -271,10 +275,8 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups, model = prepared.ranks.workers[0].kv_cache_layout.groups, prepared.ranks.workers[0].model
-    types = prepared.pooling is not None and model.uses_token_types
-    inputs = (*["token_type_ids"] * types, *["adapters"] * config.enable_lora)
-    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, inputs)
+    groups, captured = prepared.ranks.workers[0].kv_cache_layout.groups, () if fixed else buckets
+    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, captured, prepared.inputs)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
@@ -313,7 +315,8 @@ def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog |
     config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
-    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    rows = make_row_store(prepared.sizes.row_store)
+    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots, rows)
 
 
 def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from quintet.engine.request import Request
+from quintet.engine.row_store.items import RowWrite
 
 CachedPage = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
 
@@ -37,6 +38,7 @@ class StepPlan:
     # requests that fill a page with a token that is not known yet
     late_commits: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    row_writes: dict[bytes, RowWrite] = field(default_factory=dict)  # items of the row store that it writes first
     num_tokens: int = 0
     num_prompt_tokens: int = 0  # of them; counted when the step was started
     num_rows: int = 0  # of logits: of requests that sample, of their drafts, and of prompt tokens that are scored

@@ -33,7 +33,7 @@ class ShapeBucket(NamedTuple):
         count = np.arange(self.requests + 1, dtype=np.int32)
         inputs: dict[str, Any] = {name: nothing + TOKEN_INPUTS.get(name, 0) for name in self.inputs}
         if "embeds" in inputs:
-            inputs |= {"embeds": np.zeros((self.tokens, self.width), np.float32), "embed_indices": nothing - 1}
+            inputs["embeds"] = np.zeros((self.tokens, self.width), np.float32)
         if "rotary_positions" in inputs:
             inputs["rotary_positions"] = np.zeros((3, self.tokens), np.int32)
         return HostBatch(
@@ -68,8 +68,8 @@ class Group(NamedTuple):
 class Inputs(NamedTuple):
     """Inputs of a step besides token ids; None where its bucket has none."""
 
-    embeds: Tensor | None = None  # [M, H] float32
-    embed_indices: Tensor | None = None  # [T]    the row of embeds that replaces a token's embedding; -1: none does
+    embeds: Tensor | None = None  # [M, H] float32 rows that a step brings itself; no decoder's step has them
+    embed_indices: Tensor | None = None  # [T]    the row of the row store in the place of a token's embedding; -1: none
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
     token_type_ids: Tensor | None = None  # [T]    segment ids

@@ -16,6 +16,7 @@ from quintet.layers.lora_step import LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage
 from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.row_store import RowStore
 from quintet.ops import Ops
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class BuildContext:
     expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over
     lora: LoRAStep | None = None  # the adapters of a step's tokens; None: the model takes none
+    row_store: RowStore | None = None  # rows in the places of tokens' embeddings; None: steps bring none
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
     def replacement_for(self, layer: type[T]) -> type[T]:

@@ -63,12 +63,13 @@ class VocabParallelEmbedding(Layer):
         return self._shape[1]
 
     def embed(self, batch: Batch, scale: float = 1.0) -> Tensor:
-        """A step's tokens -> [T, width], scaled; some may come as they are, in the place of their ids."""
+        """A step's tokens -> [T, width], scaled; rows of the row store stand in the places of some."""
         rows, given = self(batch.token_ids), batch.inputs
         if scale != 1.0:
             rows = self.ops.scale(rows, scale)
-        if given.embeds is not None:
-            rows = self.ops.place_rows(rows, given.embeds, given.embed_indices)
+        if given.embed_indices is not None:
+            assert self._build.row_store is not None, "a step brings places where there is a store"
+            rows = self.ops.place_rows(rows, self._build.row_store.rows, given.embed_indices)
         out: Tensor = rows
         return out
 

@@ -96,7 +96,7 @@ class Gemma3nModel(nn.Module):
         self._layers, self._inner, self._known = layers, inner, config.vocab_size_per_layer_input
         self._build, self._hidden, self._others = build, hidden, config.altup_num_inputs - 1
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
-        self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
+        self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "choose_rows")
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
         self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, hidden)
         self.embed_tokens_per_layer = VocabParallelEmbedding(build, self._known, layers * inner)
@@ -171,9 +171,10 @@ class Gemma3nModel(nn.Module):
         """Each layer's embeddings of the tokens [T, layers, P]: made of what goes into the first, and of ids."""
         ops, given, ids = self._ops, cache.batch.inputs, self._ops.known_ids(cache.batch.token_ids, self._known)
         looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1])
-        both = ops.scale(ops.add(self._made(x), looked_up), self._shrinks[1])
-        if given.embeds is not None:  # what has no id has nothing to look up
-            both = ops.place_rows(both, self._made(given.embeds.to(x.dtype)), given.embed_indices)
+        made = self._made(x)
+        both = ops.scale(ops.add(looked_up, made), self._shrinks[1])  # add() may overwrite the first
+        if given.embed_indices is not None:  # what has no id has nothing to look up
+            both = ops.choose_rows(both, made, given.embed_indices)
         return both.reshape(x.shape[0], self._layers, self._inner)
 
     def _made(self, x: Tensor) -> Tensor:

@@ -20,6 +20,12 @@ def place_rows(x: Tensor, given: Tensor, places: Tensor) -> Tensor:
 
 
 @Op
+def choose_rows(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+    """x [T, D] with the rows of y [T, D] where places [T] int32 is not -1."""
+    return torch.where(places[:, None] < 0, x, y)
+
+
+@Op
 def beside(x: Tensor, y: Tensor) -> Tensor:
     """x [T, A] and y [T, B] of one type -> [T, A + B]."""
     return torch.cat([x, y], -1)

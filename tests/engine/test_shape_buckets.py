@@ -126,7 +126,7 @@ def test_an_empty_step_is_padding_throughout() -> None:
 
 
 def test_a_step_of_every_input_has_them() -> None:
-    step = ShapeBucket(4, 2, 2, (), inputs=("embeds", "rotary_positions", "adapters"), width=8).batch
+    step = ShapeBucket(4, 2, 2, (), inputs=("embeds", "embed_indices", "rotary_positions", "adapters"), width=8).batch
     assert step.inputs.embeds is not None and step.inputs.embeds.shape == (4, 8)
     assert step.inputs.embed_indices is not None and step.inputs.embed_indices.tolist() == [-1] * 4
     assert (

@@ -116,6 +116,16 @@ void join(uintptr_t out, uintptr_t x, uintptr_t y, long rows, long x_width, long
     submit(beside, {at(out), at<const void>(x), at<const void>(y), rows, x_width, y_width, x_stride, y_stride});
 }
 
+void place(uintptr_t out, uintptr_t x, uintptr_t given, uintptr_t places, long tokens, long rows, long width, long x_stride,
+           long given_stride, bool own) {
+    at_least("tokens", tokens, 0);
+    at_least("rows", rows, 0);
+    at_least("width", width, 0);
+    const nb::gil_scoped_release released;
+    submit(place_rows, {at(out), at<const void>(x), at<const void>(given), at<const int32_t>(places), tokens, rows, width,
+                        x_stride, given_stride, own});
+}
+
 }  // namespace
 
 void bind_layers(nb::module_& m) {
@@ -157,6 +167,10 @@ void bind_layers(nb::module_& m) {
     m.def("beside", &join, nb::arg("out"), nb::arg("x"), nb::arg("y"), nb::arg("rows"), nb::arg("x_width"), nb::arg("y_width"),
           nb::arg("x_stride"), nb::arg("y_stride"),
           "x [rows, x_width] and y [rows, y_width] side by side, into out [rows, x_width + y_width]; all in bytes.");
+    m.def("place_rows", &place, nb::arg("out"), nb::arg("x"), nb::arg("given"), nb::arg("places"), nb::arg("tokens"),
+          nb::arg("rows"), nb::arg("width"), nb::arg("x_stride"), nb::arg("given_stride"), nb::arg("own"),
+          "x [tokens, width], with a row of given [rows, width] where places (int32 [tokens]) is not -1: that number, or "
+          "the token's own; in bytes. ValueError for a row that there is not.");
 }
 
 }  // namespace quintet::cpu

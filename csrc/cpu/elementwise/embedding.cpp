@@ -36,6 +36,22 @@ void embedding(const EmbeddingCall& c) {
     });
 }
 
+void place_rows(const PlaceRowsCall& c) {
+    for (long i = 0; i < c.tokens; ++i) {
+        if (c.places[i] < 0 || (c.own ? i : c.places[i]) < c.rows) continue;
+        throw std::invalid_argument("place " + std::to_string(c.places[i]) + " is outside of the " +
+                                    std::to_string(c.rows) + " rows");
+    }
+    for_rows(c.tokens, c.width, [&](long first, long last) {
+        for (long i = first; i < last; ++i) {
+            const long row = c.own ? i : c.places[i];
+            const char* const from = c.places[i] < 0 ? static_cast<const char*>(c.x) + i * c.x_stride
+                                                     : static_cast<const char*>(c.given) + row * c.given_stride;
+            std::memcpy(static_cast<char*>(c.out) + i * c.width, from, static_cast<size_t>(c.width));
+        }
+    });
+}
+
 void beside(const BesideCall& c) {
     const long width = c.x_width + c.y_width;
     for_rows(c.rows, width, [&](long first, long last) {

@@ -26,4 +26,16 @@ struct BesideCall {
 
 void beside(const BesideCall& call);
 
+struct PlaceRowsCall {
+    void* out;              // [tokens, width]
+    const void* x;          // [tokens, width]
+    const void* given;      // [rows, width]
+    const int32_t* places;  // [tokens], -1: the token's row is x's
+    long tokens, rows, width, x_stride, given_stride;
+    bool own;               // a token with a place takes the row of its own number, and not that of its place
+};
+
+// Throws std::invalid_argument for a place without a row, before anything is written.
+void place_rows(const PlaceRowsCall& call);
+
 }  // namespace quintet::cpu

@@ -209,6 +209,11 @@ def place_rows(dtype: torch.dtype) -> Iterator[Case]:
         yield f"from {given}", (randn(5, 12, dtype=dtype), randn(3, 12, dtype=given), places)
 
 
+def choose_rows(dtype: torch.dtype) -> Iterator[Case]:
+    for places in ([-1, 2, 0, -1, 70], [-1] * 5, [0] * 5):
+        yield f"{places}", (*randn(2, 5, 12, dtype=dtype), torch.tensor(places, dtype=torch.int32))
+
+
 def beside(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, first, second in ((1, 64, 16), (5, 12, 1), (33, 48, 77)):
         x, y = randn(tokens, first, dtype=dtype), randn(tokens, second, dtype=dtype, scale=2.0)
@@ -375,6 +380,7 @@ CASES: dict[str, Cases] = {
     "pair_rotary": rotary,
     "paged_attention": paged_attention,
     "place_rows": place_rows,
+    "choose_rows": choose_rows,
     "place_tokens": place_tokens,
     "rms_norm": rms_norm,
     "rotary": rotary,

@@ -27,8 +27,10 @@ class BatchBuilder:
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
         free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. `inputs`: fields
-        of Inputs that a model takes: token_type_ids, and adapters, which steps of fixed shapes always have then."""
+        of Inputs that a model takes: token_type_ids, embed_indices and adapters, which steps of fixed shapes always
+        have then."""
         self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
+        self._always_embeds = bool(fixed) and "embed_indices" in inputs
         self._page_size, self._groups, self._states = page_size, range(groups), states
         self.fixed, self._captured = fixed, CaptureSizes(captured)
         self._always_adapters = False
@@ -81,6 +83,8 @@ class BatchBuilder:
             logits_indices=rows,
             groups=tuple(groups),
         )
+        if self._always_embeds:
+            batch = batch._replace(inputs=HostInputs(embed_indices=np.full(count, -1, np.int32)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
         return batch, OutputRows(requests)
@@ -128,8 +132,8 @@ class BatchBuilder:
         batch = self._stretches(requests, computed, counts, _token_ids(plan))
         wanted, rows = output_rows_of(requests, list(plan.tokens.values()), batch.query_start_loc)
         batch = batch._replace(logits_indices=wanted)
-        if any(_has_embeds(request) for request in requests):
-            batch = batch._replace(inputs=_host_inputs(plan))
+        if self._always_embeds or any(_has_embeds(request) for request in requests):
+            batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan)))
         elif self._types:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
         if self._adapters:
@@ -168,19 +172,17 @@ def _has_embeds(request: Request) -> bool:
     return request.num_computed < request.num_prompt and bool(request.core_request.embeds)
 
 
-def _host_inputs(plan: StepPlan) -> HostInputs:
-    """The embeddings of a step's prompts, and where they stand among its tokens."""
-    rows, places = [], np.full(plan.num_tokens, -1, np.int32)
-    at = found = 0
+def _embed_indices(plan: StepPlan) -> IntArray:
+    """The row of the row store for each of a step's tokens, or -1."""
+    places = np.full(plan.num_tokens, -1, np.int32)
+    at = 0
     for request, count in plan.tokens.items():
         if _has_embeds(request):
+            assert request.prompt_rows is not None, "the scheduler has seen that its rows are there"
             start, stop = request.num_computed, min(request.num_computed + count, request.num_prompt)
-            given = stop - start
-            rows.append(np.frombuffer(request.core_request.embeds_of(start, stop), np.float32).reshape(given, -1))
-            places[at : at + given] = np.arange(found, found + given)
-            found += given
+            places[at : at + stop - start] = request.prompt_rows.places(start, stop)
         at += count
-    return HostInputs(embeds=np.concatenate(rows), embed_indices=places)
+    return places
 
 
 def _token_types(plan: StepPlan) -> IntArray:
@@ -212,7 +214,7 @@ def _block_table(requests: Sequence[Request], group: int) -> IntArray:
 
 def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    named = ("embeds", "token_type_ids", "adapters")
+    named = ("embed_indices", "token_type_ids", "adapters")
     count, inputs = len(batch.token_ids), tuple(name for name in named if getattr(batch.inputs, name) is not None)
     # the smallest: they are in order
     bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)
@@ -232,17 +234,8 @@ def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
         query_start_loc=starts,
         logits_indices=_pad_array(batch.logits_indices, bucket.rows),
         groups=tuple(groups),
-        inputs=_pad_inputs(batch.inputs, bucket),
+        inputs=_pad_token_inputs(batch.inputs, bucket.tokens),
     )
-
-
-def _pad_inputs(inputs: HostInputs, bucket: ShapeBucket) -> HostInputs:
-    inputs = _pad_token_inputs(inputs, bucket.tokens)
-    if inputs.embeds is None:
-        return inputs
-    embeds = np.zeros((bucket.tokens, bucket.width), np.float32)
-    embeds[: len(inputs.embeds)] = inputs.embeds
-    return inputs._replace(embeds=embeds)
 
 
 def _pad_token_inputs(inputs: HostInputs, tokens: int) -> HostInputs:
@@ -262,11 +255,9 @@ class CaptureSizes:
         self._mixed = sorted({(each.tokens, each.requests, each.rows) for each in buckets if not each.decode})
 
     def pad(self, batch: HostBatch) -> HostBatch:
-        """The step in the next size; as it is where none holds it, or where it brings more than ids. Rows stay, and
-        tables are as wide as they were."""
+        """The step in the next size; as it is where none holds it. Rows stay, and tables are as wide as they
+        were."""
         tokens, requests, rows = len(batch.token_ids), len(batch.query_start_loc) - 1, len(batch.logits_indices)
-        if batch.inputs.embeds is not None:
-            return batch
         if tokens == requests and rows <= tokens:
             place = bisect_left(self._decodes, tokens)
             return _pad_decode(batch, self._decodes[place]) if place < len(self._decodes) else batch

@@ -17,6 +17,7 @@ from quintet.layers.lora import LoRAPools, adaptable_modules
 from quintet.layers.lora_step import LoRASizes
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.row_store import RowStoreSizes
 from quintet.model_loader.loader import ParameterLoad, distinct_parameters, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
@@ -46,6 +47,7 @@ class ModelSizes:
     expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
+    row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
 
     def with_length(self, max_model_len: int) -> "ModelSizes":
@@ -105,6 +107,9 @@ class ModelPart:
         checkpoint = sizes.quantization.checkpoint
         self.model.ignored_suffixes = checkpoint.ignored_suffixes if checkpoint else ()
         finalize(self.model)
+        self.row_store = build.row_store
+        if self.row_store is not None:
+            self.row_store.attach(self.model, self.model.width)
         self._adaptable = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
         self._lora_sizes = sizes.lora
         self.lora: LoRAPools | None = None
@@ -128,12 +133,13 @@ class ModelPart:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights, and of the pools of adapters, on this device."""
+        """Bytes of the weights, and of the room for what requests bring, on this device."""
         return num_bytes(self.model, self.platform) + self._pool_bytes
 
     @property
     def _pool_bytes(self) -> int:
-        return 0 if self.lora is None else self.lora.nbytes
+        """Bytes of what requests bring: adapters, and rows in the places of embeddings."""
+        return sum(each.nbytes for each in (self.lora, self.row_store) if each is not None)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the model takes on this device."""
@@ -147,6 +153,8 @@ class ModelPart:
         self._storing = load(self.model, self.platform, folder, progress, self._rank, self._cache)
         if self.lora is not None:
             self.lora.place(self.platform)
+        if self.row_store is not None:
+            self.row_store.place(self.platform)
         self._dropped = False
 
     def finish_store(self) -> None:

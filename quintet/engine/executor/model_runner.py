@@ -18,6 +18,7 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import PLACEHOLDER, Request
+from quintet.engine.row_store.writing import write_rows
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
 from quintet.engine.step_plan import StepPlan
@@ -191,7 +192,9 @@ class StepRunner:
         self._ranks.map_workers(lambda worker: worker.reload(folder))
 
     def _built(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
-        """Builds the step's arrays, and the rows of its outputs."""
+        """Builds the step's arrays, and the rows of its outputs. Writes the rows of the row store that it reads."""
+        if plan.row_writes:
+            write_rows(self._ranks, plan.row_writes)
         built = self._batches.build(plan)
         if self._token_rows is not None:
             self._token_rows, row = {}, 0

@@ -36,6 +36,7 @@ from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora import LoRAPools
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
+from quintet.layers.row_store import RowStore
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
@@ -139,6 +140,7 @@ class Worker:
             stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
             lora=None if sizes.lora is None else LoRAStep(),
+            row_store=RowStore.make(sizes.row_store, sizes.dtype, self.rank_info, self.comm.rank),
         )
         return ModelPart(self.platform, hf_config, build, sizes, mixers, head)
 
@@ -156,6 +158,11 @@ class Worker:
     def lora(self) -> LoRAPools | None:
         """Pools of its adapters."""
         return self.main.lora
+
+    @property
+    def row_store(self) -> RowStore | None:
+        """Rows in the places of its tokens' embeddings."""
+        return self.main.row_store
 
     def _stage_of(self, hf_config: Any) -> Stage:
         """Returns the pipeline stage of this rank: its layers."""

@@ -8,12 +8,16 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quintet.engine.kv_cache.events import KVEventLog
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.page_pool import NULL_PAGE, PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.request import LAST_TOKEN, Request, StateSlots
+
+if TYPE_CHECKING:  # it finds its pages by hashes of this module
+    from quintet.engine.row_store.manager import RowStoreManager
 
 HASH_BYTES = 16  # bytes of a page's hash, before the number of its group
 HasPage = Callable[[bytes], bool]
@@ -40,6 +44,7 @@ class KVCacheManager:
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
     max_step_tokens: int = 1  # tokens of one request in a step, at most
     state_slots: StateSlotPool | None = None  # of states, where layers keep some
+    row_store: "RowStoreManager | None" = None  # rows that stand in the places of prompts' tokens
     generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
     windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
 
@@ -231,6 +236,8 @@ class KVCacheManager:
             self.pool.release([page for page in pages if page != NULL_PAGE])
         if self.state_slots is not None:
             self.state_slots.release(request)
+        if self.row_store is not None:
+            self.row_store.release(request)
         clear_cache_state(request)
 
     def reset(self) -> None:
@@ -238,6 +245,8 @@ class KVCacheManager:
         self.pool.reset_cache()
         if self.state_slots is not None:
             self.state_slots.reset()
+        if self.row_store is not None:
+            self.row_store.reset()
         self.generation += 1
 
     def clear(self) -> None:
@@ -245,6 +254,8 @@ class KVCacheManager:
         self.pool.clear()
         if self.state_slots is not None:
             self.state_slots.clear()
+        if self.row_store is not None:
+            self.row_store.clear()
 
     def check_integrity(self, requests: Iterable[Request], others: Iterable[list[int]] = ()) -> None:
         """Asserts that the pool's counts agree with the pages of the requests, and of `others` beside them."""
@@ -258,6 +269,8 @@ class KVCacheManager:
         self.pool.check_integrity(held)
         if self.state_slots is not None:
             self.state_slots.check_integrity(requests)
+        if self.row_store is not None:
+            self.row_store.check_integrity(requests)
 
 
 def missing_pages(request: Request, tokens: int, page_size: int) -> int:

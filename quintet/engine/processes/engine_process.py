@@ -30,6 +30,7 @@ from quintet.engine.pooling.adapted_heads import unchecked_heads
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.processes.served_adapters import ServedAdapters, Waker, check_modules
+from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.resolve import resolve_tokenizer
@@ -140,6 +141,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         defaults=generation,
         created=int(time.time()),
         embeds_width=prepared.embeds_width,
+        embeds_rows=max_embeds_rows(config, prepared.sizes.row_store),
         by_priority=config.scheduling_policy == "priority",
         stream_interval=config.stream_interval,
         cache_dtype=config.kv_cache_dtype,

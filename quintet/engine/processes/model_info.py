@@ -24,6 +24,7 @@ class ModelInfo:
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
     created: int = 0  # Unix time in seconds
     embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
+    embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
     by_priority: bool = False  # whether a request's priority counts
     stream_interval: int = 1  # tokens from one output of a stream to the next
     family: str = ""  # of the model: its model_type

@@ -108,7 +108,7 @@ def _mtp_sizes(
     weights = weights_for(config, folder, facts)
     family: type[CausalLM] = model_class(target, platform.models)
     head_config, head = mtp_head_of(family, target, tensors_of(weights, family))
-    made = replace(sizes, lora=None, drafter=None, weights_cache=None, tied_head=None)
+    made = replace(sizes, lora=None, row_store=None, drafter=None, weights_cache=None, tied_head=None)
     return DrafterSizes(head_config, made, weights, head)
 
 

@@ -34,6 +34,11 @@ MAX_SCRATCH = 256 << 20  # of so many bytes at most
 MIN_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
+# inputs that our kernels read: they are copied into the recording's own
+RECORDED_INPUTS: dict[str, Any] = dict.fromkeys(
+    ("embed_indices", "adapters", "token_type_ids", "intermediate_tensors", "shared_tensors")
+)
+
 StepSize = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
 
 
@@ -108,7 +113,7 @@ class Replay:
     def _is_worth_recording(self, size: StepSize, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
-        rest = batch.inputs._replace(adapters=None, token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
+        rest = batch.inputs._replace(**RECORDED_INPUTS)
         if tokens > MAX_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
             return False
         times = self._seen.get(size, 0)

@@ -43,7 +43,7 @@ class TPU(Platform):
     optional_spec_fields = frozenset({"chunk"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
-            *("attention", "take_rows", "place_rows", "beside", "by_heads"),
+            *("attention", "take_rows", "place_rows", "choose_rows", "beside", "by_heads"),
             *(
                 "linear",
                 "add_lora",

@@ -264,6 +264,7 @@ class RemoteBackend:
             by_priority=served.by_priority,
             pooling=pooling,
             kv_role=served.transfers,
+            embeds_rows=served.embeds_rows,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

@@ -199,7 +199,7 @@ def test_where_shapes_are_fixed_they_are_compiled_ahead() -> None:
     tiny = variant("llama", "plain")
     settings = {**ON, "max_num_seqs": 4, "max_num_batched_tokens": 32}
     engine = client(LLAMA, "tpu", **settings, compilation_cache_dir=tpu.programs().name)
-    assert [each.inputs for each in engine.engine_plan.fixed_shapes] == [(), (), ("embeds",), ("embeds",)]
+    assert [each.inputs for each in engine.engine_plan.fixed_shapes] == [("embed_indices",)] * 2
     compiled = tpu.compilations()
     prompts = {str(i): given(tiny, p) if i % 2 else p for i, p in enumerate(PROMPTS)}
     wanted = said(client(LLAMA, **settings), dict(zip("0123", PROMPTS, strict=True)))

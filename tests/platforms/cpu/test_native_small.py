@@ -388,6 +388,32 @@ def test_what_does_not_fit_is_refused() -> None:
             native(name)(*args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_take_the_places_of_others_wherever_they_lie(dtype: torch.dtype) -> None:
+    place, choose = (Op.registry[name].providers["native"] for name in ("place_rows", "choose_rows"))
+    rng = torch.Generator().manual_seed(3)
+    for tokens, rows, width in ((1, 1, 1), (7, 3, 12), (300, 40, 129), (0, 2, 5)):
+        x, given = torch.randn(tokens, width, generator=rng).to(dtype), torch.randn(rows, width, generator=rng)
+        y, places = x * 2 + 1, torch.randint(-1, rows, (tokens,), generator=rng, dtype=torch.int32)
+        for table in (
+            given,
+            given.to(dtype),
+            given.to(dtype).T.contiguous().T,
+            torch.cat([given, given], 1)[:, :width],
+        ):
+            assert torch.equal(place(x, table, places), Op.registry["place_rows"].reference(x, table, places))
+        assert torch.equal(
+            place(x[:, 1:], given[:, 1:], places),
+            torch.where(places[:, None] < 0, x, given.to(dtype)[places.long()])[:, 1:],
+        )
+        assert torch.equal(choose(x, y, places), torch.where(places[:, None] < 0, x, y))
+        assert torch.equal(choose(x, y, places + 1000), y), "a place is no number of a row here"
+    with pytest.raises(ValueError, match="place 3 is outside of the 3 rows"):
+        place(torch.zeros(2, 4, dtype=dtype), torch.zeros(3, 4), torch.tensor([0, 3], dtype=torch.int32))
+    with pytest.raises(ValueError, match="do not fit"):
+        place(torch.zeros(2, 4, dtype=dtype), torch.zeros(3, 5), torch.tensor([0, 1], dtype=torch.int32))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_stand_side_by_side_wherever_they_lie(dtype: torch.dtype) -> None:
     x, y = torch.randn(7, 12).to(dtype), torch.randn(5, 7).to(dtype)

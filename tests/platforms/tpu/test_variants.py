@@ -16,6 +16,7 @@ from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.interface.platform import CacheLost, Platform
 from quintet.interface.types import HostBatch, HostInputs, Layout, ShapeBucket, StateSpec
 from quintet.layers.build import RequestedOutputs
+from quintet.layers.row_store import RowStoreSizes
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet_tools.checkpoints.tiny import SERVED, VOCAB, variant
@@ -68,22 +69,25 @@ def down(there: Worker, x: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_step_brings_embeddings_in_the_place_of_ids() -> None:
-    """A variant of its own beside the plain one of the same tokens; the same logits to the last bit."""
+def test_a_step_takes_rows_of_the_store_in_the_place_of_ids() -> None:
+    """One program for both; the same logits to the last bit. What is written later is what the next step reads."""
     tiny = variant("llama", "plain")
-    with_embeds = PLAIN._replace(inputs=("embeds",), width=tiny.config.hidden_size)
-    there = worker(tpu.platform(), PLAIN, with_embeds)
+    with_rows = PLAIN._replace(inputs=("embed_indices",))
+    there = worker(tpu.platform(), with_rows, row_store=RowStoreSizes(80))
+    assert there.row_store is not None
     host = pad(step(20, 7), (PLAIN,))
-    want = down(there, there.run(host).logits)
+    places = np.full(PLAIN.tokens, -1, np.int32)
+    want = down(there, there.run(host._replace(inputs=HostInputs(embed_indices=places))).logits)
     table = tiny.reference.get_input_embeddings().weight.detach().numpy()
-    embeds, places = np.zeros((PLAIN.tokens, tiny.config.hidden_size), np.float32), np.full(PLAIN.tokens, -1, np.int32)
-    given = np.array([3, 4, 5, 22], np.int32)
-    embeds[: len(given)], places[given] = table[host.token_ids[given]], np.arange(len(given), dtype=np.int32)
+    given, at = np.array([3, 4, 5, 22], np.int32), np.array([16, 17, 18, 64], np.int32)
+    there.row_store.write(there.platform, there.device, at, table[host.token_ids[given]])
     ids = host.token_ids.copy()
-    ids[given] = 0
-    got = there.run(host._replace(token_ids=ids, inputs=HostInputs(embeds=embeds, embed_indices=places)))
+    ids[given], places[given] = 0, at
+    inputs = HostInputs(embed_indices=places)
+    got = there.run(host._replace(token_ids=ids, inputs=inputs))
     assert torch.equal(down(there, got.logits)[:2], want[:2])
-    assert not torch.equal(down(there, there.run(host._replace(token_ids=ids)).logits)[:2], want[:2])
+    there.row_store.write(there.platform, there.device, at[3:], table[:1])
+    assert not torch.equal(down(there, there.run(host._replace(token_ids=ids, inputs=inputs)).logits)[:2], want[:2])
 
 
 def test_variants_of_the_same_tokens_are_told_apart() -> None:

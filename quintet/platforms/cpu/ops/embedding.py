@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.embedding import embedding
-from quintet.ops.rows import beside, take_rows
+from quintet.ops.rows import beside, choose_rows, place_rows, take_rows
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, indices, missing
 from quintet.platforms.cpu.ops.quantized_embedding import plain_rows
@@ -42,6 +42,41 @@ def _take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """ValueError for a row that there is not."""
     taken: Tensor = _embedding(rows, x, 0, False)
     return taken
+
+
+def probe_places() -> str | None:
+    """A row of two that is replaced, by number and by its own."""
+    if reason := missing("place_rows"):
+        return reason
+    x, y, places = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]]), torch.tensor([-1, 0], dtype=torch.int32)
+    got = [*_place_rows(x, y, places).flatten().tolist(), *_choose_rows(x, y, places).flatten().tolist()]
+    return None if got == [1, 3, 1, 4] else f"1, 3, 1 and 4 came out as {got}"
+
+
+@place_rows.provide("native", probe_places)
+def _place_rows(x: Tensor, given: Tensor, places: Tensor) -> Tensor:
+    """ValueError for a place that is not -1 and has no row."""
+    return _placed(x, given.to(x.dtype), places, own=False)
+
+
+@choose_rows.provide("native", probe_places)
+def _choose_rows(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+    return _placed(x, y, places, own=True)
+
+
+def _placed(x: Tensor, given: Tensor, places: Tensor, own: bool) -> Tensor:
+    if x.shape[1] != given.shape[1] or x.dtype != given.dtype or len(places) != len(x):
+        raise ValueError(
+            f"x {tuple(x.shape)} {x.dtype}, rows {tuple(given.shape)} {given.dtype} and {len(places)} places do not fit"
+        )
+    x, given = (each if each.stride(1) == 1 else each.contiguous() for each in (x, given))
+    (tokens, width), size = x.shape, x.element_size()
+    out = empty((tokens, width), x.dtype)
+    extension().place_rows(
+        out.data_ptr(), x.data_ptr(), given.data_ptr(), indices(places), tokens, len(given), width * size,
+        x.stride(0) * size, given.stride(0) * size, own,
+    )  # fmt: skip
+    return out
 
 
 def probe_beside() -> str | None:

@@ -20,6 +20,12 @@ def place_rows(x: jax.Array, given: jax.Array, places: jax.Array) -> jax.Array:
     return jnp.where(places[:, None] < 0, x, taken)
 
 
+@serve(spec.choose_rows)
+def choose_rows(x: jax.Array, y: jax.Array, places: jax.Array) -> jax.Array:
+    """x [T, D] with the rows of y [T, D] where places [T] is not -1."""
+    return jnp.where(places[:, None] < 0, x, y)
+
+
 @serve(spec.beside)
 def beside(x: jax.Array, y: jax.Array) -> jax.Array:
     """x [T, A] and y [T, B] -> [T, A + B]."""

@@ -1,0 +1,57 @@
+"""Makes the row store's parts by the settings."""
+
+from typing import TYPE_CHECKING
+
+from quintet.config import EngineConfig
+from quintet.engine.row_store.items import EMBEDS_ROWS
+from quintet.engine.row_store.manager import RowStoreManager
+from quintet.interface.platform import Capabilities
+from quintet.layers.row_store import PAGE_ROWS, RowStoreSizes
+
+if TYPE_CHECKING:
+    from quintet.engine.executor.worker import Worker
+
+
+def row_store_sizes(
+    config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int
+) -> RowStoreSizes | None:
+    """Returns the room for rows on a device; None: no request brings any. ValueError if the platform has none, or if
+    there are rows for nothing."""
+    if not config.enable_prompt_embeds:
+        if config.encoder_cache_rows is not None:
+            raise ValueError(
+                f"encoder_cache_rows={config.encoder_cache_rows}: no request brings rows; set "
+                "enable_prompt_embeds=True, or leave it out"
+            )
+        return None
+    if facts.ops_only and not facts.lora:
+        raise ValueError(
+            f"enable_prompt_embeds: platform {platform} writes no rows of what it has placed (Capabilities.lora is "
+            "False); leave it out, or run the model on another platform"
+        )
+    rows = config.encoder_cache_rows
+    if rows is None:
+        whole = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
+        rows = max(config.max_num_batched_tokens, whole, 2 * EMBEDS_ROWS)
+    return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, by_torch=not facts.ops_only)
+
+
+def make_row_store(sizes: RowStoreSizes | None) -> RowStoreManager | None:
+    """Makes the bookkeeping of the rows; None: there are none."""
+    return None if sizes is None else RowStoreManager(sizes.rows)
+
+
+def describe_row_store(worker: "Worker") -> list[str]:
+    """Describes the memory of the rows."""
+    store = worker.row_store
+    if store is None:
+        return []
+    return [
+        f"encoder_cache_rows={store.nbytes // store.row_bytes - PAGE_ROWS}: {store.row_bytes} bytes each, "
+        f"{store.nbytes / 2**30:.2f} GiB, which are counted among the weights"
+    ]
+
+
+def max_embeds_rows(config: EngineConfig, sizes: RowStoreSizes | None) -> int:
+    """Returns how many embeddings a prompt may have, where a step computes all of it; 0: as many as max_model_len."""
+    return 0 if sizes is None or config.enable_chunked_prefill else sizes.rows
