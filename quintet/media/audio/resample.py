@@ -30,7 +30,7 @@ class Resampler:
         for each in (rate, target):
             if not MIN_RATE <= each <= MAX_RATE:
                 raise ValueError(
-                    f"it has {each} samples a second, and {MIN_RATE} to {MAX_RATE} are read; convert it to {SAMPLE_RATE}"
+                    f"{each} samples a second, and {MIN_RATE} to {MAX_RATE} are resampled; convert the audio before"
                 )
         divisor = math.gcd(rate, target)
         self._up, self._down = target // divisor, rate // divisor
