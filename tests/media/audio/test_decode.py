@@ -166,15 +166,15 @@ def test_a_video_without_sound_is_refused() -> None:
 
 
 @needs_soundfile
-def test_a_day_of_silence_in_a_few_kilobytes_ends_at_the_limit() -> None:
-    """FLAC has 4 KB for an hour of zeros: what is decoded is counted, not what came."""
+def test_long_silence_in_a_few_kilobytes_ends_at_the_limit() -> None:
+    """FLAC has a few KB for minutes of zeros: what is decoded is counted, not what came."""
     soundfile, out = pytest.importorskip("soundfile"), io.BytesIO()
     with soundfile.SoundFile(out, "w", 8000, 1, format="FLAC") as file:
-        for _ in range(70):
+        for _ in range(12):
             file.write(np.zeros(8000 * 60, np.float32))
-    assert len(out.getvalue()) < 300_000
-    report, samples = in_process(out.getvalue(), max_seconds=600.0)
-    assert "it lasts longer than 600 s" in report.error and len(samples) <= 600 * SAMPLE_RATE
+    assert len(out.getvalue()) < 60_000
+    report, samples = in_process(out.getvalue(), max_seconds=60.0)
+    assert "it lasts longer than 60 s" in report.error and len(samples) <= 60 * SAMPLE_RATE
 
 
 @needs_soundfile
@@ -188,7 +188,7 @@ def test_ends_of_the_process_are_the_errors_of_its_file() -> None:
     from quintet.common.processes import Exit
 
     empty = io.BytesIO()
-    for status in (None, Exit(-9), Exit(-11), Exit(-24), Exit(0)):
+    for status in (None, Exit(-9), Exit(-24), Exit(0)):
         with pytest.raises(AudioError, match=TOO_MUCH[:40]):
             result_of(status, empty, empty)
     with pytest.raises(RuntimeError, match="the process that decodes audio failed"):
@@ -232,7 +232,7 @@ async def test_a_decoder_that_crashes_is_an_error_of_its_file() -> None:
         while not (there := children()):
             await asyncio.sleep(0.005)
         there[0].send_signal(signal.SIGSEGV)
-        with pytest.raises(AudioError, match="takes too much time or memory"):
+        with pytest.raises(AudioError, match="its decoder crashed"):
             await crash
         assert (await decoder.decode(file)).seconds == 1.0
 

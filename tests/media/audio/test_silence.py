@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.media.audio import SAMPLE_RATE
+from quintet.media.audio import SAMPLE_RATE, silero
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import Span, cut_at_silences, find_speech, speech_windows
 
@@ -66,6 +66,28 @@ def test_quiet_speech_and_speech_throughout_are_found() -> None:
     assert len(find_speech(np.concatenate([silence(2, 1e-5), voice(2, 0.004), silence(2, 1e-5)]))) == 1
     [whole] = seconds(find_speech(voice(20)))
     assert whole == pytest.approx((0, 20), abs=0.05)
+
+
+def test_silero_finds_voices_where_energy_finds_noise_too() -> None:
+    if not silero.is_installed():
+        pytest.skip("pip install --no-deps faster-whisper, and onnxruntime, bring its model")
+    from faster_whisper.vad import SileroVADModel  # the same model, asked by its own package
+
+    assert silero.find_speech_silero(silence(2)) == [] == silero.find_speech_silero(silence(0))
+    noise = np.concatenate([silence(2), silence(3, 0.1), silence(2)])
+    assert len(find_speech(noise)) == 1 and silero.find_speech_silero(noise) == []
+    audio = np.concatenate([voice(1.7), silence(1)])
+    padded = np.pad(audio, (0, -len(audio) % silero.STEP))
+    theirs = SileroVADModel(str(silero._model_file()))(padded).reshape(-1)
+    np.testing.assert_allclose(silero.speech_probabilities(audio), theirs, atol=1e-5)
+
+
+def test_silero_that_is_missing_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silero, "_model_file", lambda: None)
+    silero._session.cache_clear()
+    with pytest.raises(ValueError, match="pip install faster-whisper onnxruntime"):
+        silero.find_speech_silero(voice(1))
+    assert not silero.is_installed()
 
 
 def test_a_click_is_no_speech_and_pauses_between_words_end_none() -> None:
