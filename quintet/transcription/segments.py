@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
     segments: list[Segment]
     complete: int  # segments before the last pair of timestamps, or all
-    next_start: float  # seconds in the audio where the reference hears on, if text was cut at the window's end
+    next_start: float  # seconds in the audio from which on nothing was transcribed completely
 
 
 def parse_window(tokens: Sequence[int], names: WhisperTokens, start: float, seconds: float) -> Window:
@@ -39,8 +39,9 @@ def parse_window(tokens: Sequence[int], names: WhisperTokens, start: float, seco
     on; their texts are empty.
 
     As in openai-whisper's transcribe.py, a pair of timestamps separates two segments. Text behind the last pair is cut
-    at the window's end: it is a segment up to there, for windows that are cut at silences; whoever hears on at
-    `next_start` takes the `complete` ones alone.
+    at the window's end: it is one more segment, up to there, behind the `complete` ones. Where the tokens end with a
+    pair and `next_start` is before the window's end, the model has ended early, and the rest may hold more speech: it
+    has to be transcribed from `next_start` on.
     """
     tokens = tokens[: tokens.index(names.eot)] if names.eot in tokens else tokens
     begin, seek = names.timestamp_begin, round(start * 100)
@@ -107,7 +108,7 @@ class Thresholds:
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     def is_silent(self, no_speech_prob: float, avg_logprob: float) -> bool:
-        """Returns whether nothing is said in the window, whatever text there is."""
+        """Returns whether the window holds no speech, whatever its text is."""
         unsure = self.logprob is None or avg_logprob <= self.logprob
         return self.no_speech is not None and no_speech_prob > self.no_speech and unsure
 
