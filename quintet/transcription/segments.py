@@ -27,7 +27,7 @@ class Segment:
 
 
 class Window(NamedTuple):
-    """What was heard in one window of audio."""
+    """Segments of one window of audio."""
 
     segments: list[Segment]
     complete: int  # segments before the last pair of timestamps, or all
@@ -100,7 +100,7 @@ def mean_logprob(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a window is heard again with a higher temperature, and when it is silence. openai-whisper's values."""
+    """Limits at which a window is transcribed again with a higher temperature, or is silence: openai-whisper's values."""
 
     compression_ratio: float | None = 2.4
     logprob: float | None = -1.0

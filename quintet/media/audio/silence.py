@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeechThresholds:
-    """When a frame is speech, in dB and seconds."""
+    """Limits that tell speech from noise, in dB and seconds."""
 
     above_noise: float = 9.0  # dB over the noise
     least: float = -60.0  # dB, full scale being 0: nothing below is speech

@@ -48,7 +48,7 @@ class Orders(msgspec.Struct, array_like=True):
 
 
 class Decoded(msgspec.Struct):
-    """What was decoded, or the reason why nothing was."""
+    """Report of a decoded file, or the reason why nothing was decoded."""
 
     count: int = 0  # samples at 16 kHz
     rate: int = 0  # samples a second in the file

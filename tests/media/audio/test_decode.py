@@ -51,7 +51,7 @@ def decoded(content: bytes, **options: Any) -> Audio:
 
 
 def in_process(content: bytes, max_seconds: float = 60.0, **libraries: Any) -> tuple[Decoded, Samples]:
-    """What the worker does with a file, without its process."""
+    """Does what the worker does with a file, without its process."""
     with opened(content) as source, tempfile.TemporaryFile() as out:
         unbuffered = open(source.fileno(), "rb", buffering=0, closefd=False)
         try:

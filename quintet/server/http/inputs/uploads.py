@@ -26,7 +26,7 @@ _PLAIN = ("", "binary", "8bit", "7bit")  # Content-Transfer-Encoding; RFC 7578 d
 
 
 class FormLimits(NamedTuple):
-    """How much a form may hold; its bytes are bounded by the route's limit."""
+    """Limits of a form's content; its bytes are bounded by the route's limit."""
 
     fields: int = 64
     field_bytes: int = 2**16  # of all fields together; prompts are among them
