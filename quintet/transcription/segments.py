@@ -100,7 +100,7 @@ def mean_logprob(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits at which a window is transcribed again with a higher temperature, or is silence: openai-whisper's values."""
+    """Limits at which a window is transcribed again at a higher temperature, or is silence; openai-whisper's values."""
 
     compression_ratio: float | None = 2.4
     logprob: float | None = -1.0
