@@ -51,6 +51,10 @@ SERVER = {
         "Send `Authorization: Bearer KEY` or `x-api-key: KEY` with a key of `--api-key`.",
     ),
     "invalid_encoding": ("The compressed body is damaged.", "Compress it again, or send it uncompressed."),
+    "invalid_form": (
+        "The body is no form (multipart/form-data), is damaged, or holds too many fields or files.",
+        "Let the client's library write it (`curl -F`); the message has the reason.",
+    ),
     "invalid_http": ("The connection does not carry HTTP.", "Check address, port and `http://` or `https://`."),
     "invalid_json": (
         "The body is not a JSON object, or nests too deep.",
@@ -78,6 +82,7 @@ SERVER = {
         "Start it with `--enable-lora --allow-runtime-lora`, or name adapters with `--lora-modules`.",
     ),
     "not_found": ("There is nothing at this path.", "The message names the nearest path; `/openapi.json` lists all."),
+    "no_space": ("The server's disk has no room for the file that was sent.", "Try again later, or free some."),
     "not_installed": ("The server lacks an optional package.", "Install it with the command of the message."),
     "not_ready": (
         "The engine loads, drains or does not answer.",
@@ -88,7 +93,10 @@ SERVER = {
         "Send the conversation in `input`.",
     ),
     "request_failed": ("This request failed inside the engine; others continue.", "Read the log; report it as a bug."),
-    "request_too_large": ("The body exceeds the limit.", "Send less, or raise `--max-body-bytes`."),
+    "request_too_large": (
+        "The body exceeds the limit.",
+        "Send less, or raise `--max-body-bytes` (of files `--max-upload-bytes`).",
+    ),
     "response_not_found": ("No response with this id is stored for this key.", "Create it with `store: true`."),
     "server_overloaded": (
         "Too many requests run or wait, for the server or for this key.",

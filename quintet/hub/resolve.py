@@ -25,6 +25,8 @@ from quintet.hub.legacy_configs import resolved_model_type
 from quintet.hub.model_names import HUB_ADDRESS, HUB_ID
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.wrappers import text_entries, text_model_type, why_raw
+from quintet.model_loader.ctranslate2 import config_of as ctranslate2_config
+from quintet.model_loader.ctranslate2 import is_ctranslate2
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
 from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
@@ -267,6 +269,8 @@ def load_model_config(path: Path, overrides: Overrides = None, pooling: bool = F
     file = path if path.is_file() else path / "config.json"
     own = path.name == PARAMS
     raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    if path.is_dir() and "model_type" not in raw and is_ctranslate2(path):
+        raw = ctranslate2_config(path)
     if (why := why_raw(raw)) is not None:
         raise ValueError(f"{file}: {why}")
     if callable(overrides):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
+from quintet.model_loader import ctranslate2
 from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mistral_format import PARAMS, MistralFile, heads_of
@@ -29,6 +30,7 @@ NAMED = 8  # tensors that an error lists before it only counts
 LONGEST = 400  # characters of what safetensors says of a file
 PICKLED = ("*.bin", "*.pt", "*.pth")
 CONSOLIDATED = "consolidated*.safetensors"  # Mistral's
+CTRANSLATE2 = "ctranslate2"  # found by its file, not asked for
 PICKLES = ("pt", "npcache")  # formats that read them
 TRAINING_FILES = (
     "training_args.*",
@@ -94,6 +96,8 @@ class WeightFiles:
             return gguf_source.paths(self.folder)
         if self.load_format == "tensorizer":
             return _regular([Path(self.options.get("tensorizer_uri") or _only(self.folder, "*.tensors"))])
+        if self.load_format == CTRANSLATE2:
+            return _regular([self.folder / ctranslate2.MODEL])
         if self.load_format == "mistral":
             return _files(self.folder, "consolidated.safetensors", _consolidated)
         if self.load_format in PICKLES:
@@ -102,7 +106,9 @@ class WeightFiles:
 
     def open_files(self) -> Iterator[tuple[Path, Any]]:
         """Yields each file with a reader of its tensors. ValueError names a file that cannot be read."""
-        readers: Mapping[str, Callable[[Path], Any]] = {"pt": TorchFile, "npcache": NpCache}
+        readers: Mapping[str, Callable[[Path], Any]] = {
+            "pt": TorchFile, "npcache": NpCache, CTRANSLATE2: ctranslate2.CTranslate2File,
+        }  # fmt: skip
         if self.load_format in PACKAGES:
             whole = reader(self.load_format)
             readers = {self.load_format: lambda file: WholeFile(file, whole)}
@@ -168,6 +174,8 @@ def _weights_of(config: EngineConfig, path: Path) -> WeightFiles:
         return WeightFiles(path, config.load_format)
     if config.load_format in PACKAGES:
         return WeightFiles(path, config.load_format, options=options)
+    if config.load_format == "auto" and path.is_dir() and ctranslate2.is_ctranslate2(path):
+        return WeightFiles(path, CTRANSLATE2)
     if config.load_format == "auto" and path.is_dir() and not any(path.glob("*.safetensors")) and has_pickles(path):
         return WeightFiles(path, "pt")
     return WeightFiles(path, "safetensors", strategy, options)

@@ -20,7 +20,7 @@ from quintet.router.core import RouterCore
 from quintet.router.metrics import CONTENT_TYPE
 from quintet.router.request_info import RequestFields, RequestInfo, read_body
 from quintet.router.response_stream import HOP_BY_HOP, ResponseStream
-from quintet.server.config import ServerConfig
+from quintet.server.config import BodyBytes, ServerConfig
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error
 from quintet.server.http.ids import HEADER, is_valid_id, new_id
 from quintet.server.http.middleware.access import HeadAsGet, error_response
@@ -253,10 +253,10 @@ class RouterApp:
         ClientGone."""
         if scope["method"] == "GET":
             return b""
-        most = self._door.max_body_bytes
+        limit = self._door.body_limit(scope["path"])
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if len(length) > 18 or int(length) > most:  # the HTTP library has seen that it is a number
-            raise self._too_large()
+        if len(length) > 18 or int(length) > limit.bytes:  # the HTTP library has seen that it is a number
+            raise _too_large(limit)
         if any(name == b"content-encoding" for name, _ in scope["headers"]):
             coding = coding_of(Headers(scope=scope))
             receive = receive if coding is None else DecompressedReceive(receive, coding)
@@ -267,8 +267,8 @@ class RouterApp:
                 if message["type"] != "http.request":
                     raise ClientGone
                 found += message.get("body", b"")
-                if len(found) > most:
-                    raise self._too_large()
+                if len(found) > limit.bytes:
+                    raise _too_large(limit)
                 self._hold(len(found) - held)
                 held = len(found)
                 if not message.get("more_body", False):
@@ -285,11 +285,12 @@ class RouterApp:
             )  # fmt: skip
         self._held += size
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body is larger than {self._door.max_body_bytes} bytes; send less, or start the router with "
-            "--max-body-bytes", code="request_too_large",
-        )  # fmt: skip
+
+def _too_large(limit: BodyBytes) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {limit.bytes} bytes; send less, or start the router with {limit.flag}",
+        code="request_too_large",
+    )  # fmt: skip
 
 
 def _forwarded_headers(headers: list[Header], key: list[Header]) -> list[Header]:

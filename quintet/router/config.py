@@ -18,8 +18,9 @@ SYNONYMS = {  # words of vLLM's production-stack, of vllm-router and of SGLang's
 }  # fmt: skip
 SERVER_FIELDS = frozenset({
     "host", "port", "uds", "api_key", "admin_api_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
-    "enable_ssl_refresh", "allowed_origins", "allowed_hosts", "max_queued_bytes", "max_body_bytes", "max_header_bytes",
-    "max_connections", "drain_timeout", "access_log", "disable_uvicorn_access_log", "disable_access_log_for_endpoints",
+    "enable_ssl_refresh", "allowed_origins", "allowed_hosts", "max_queued_bytes", "max_body_bytes", "max_upload_bytes",
+    "max_header_bytes", "max_connections",
+    "drain_timeout", "access_log", "disable_uvicorn_access_log", "disable_access_log_for_endpoints",
     "log_format", "uvicorn_log_level", "log_level",
 })  # fmt: skip
 EXCLUDED_SERVER_FIELDS = frozenset(each.name for each in fields(ServerConfig)) - SERVER_FIELDS

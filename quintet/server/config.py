@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from quintet.common.value_parsers import Parse, boolean, count, json_object, list_of, one_of, optional, text
 from quintet.config import normalize_fields, option
@@ -33,6 +33,7 @@ def _port(value: Any) -> int:
 
 
 PROBE_PATHS = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+UPLOAD_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies may have max_upload_bytes
 _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 
@@ -49,6 +50,13 @@ def _paths(value: Any) -> tuple[str, ...]:
 def _client_cert_mode(value: Any) -> int:
     """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
     return int(one_of("0", "1", "2")(str(value)))
+
+
+class BodyBytes(NamedTuple):
+    """Largest body of a request to a route."""
+
+    bytes: int
+    flag: str  # that sets it
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,10 @@ class ServerConfig:
         metavar="BYTES",
     )  # fmt: skip
     max_body_bytes: int = option(4 * 2**20, count(), "largest request body (4M)", group="limits", metavar="BYTES")
+    max_upload_bytes: int = option(
+        25 * 2**20, count(), "largest request body of routes that take files, such as /v1/audio/transcriptions (25M)",
+        group="limits", metavar="BYTES",
+    )  # fmt: skip
     max_header_bytes: int = option(
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
     )
@@ -291,6 +303,12 @@ class ServerConfig:
             return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"
+
+    def body_limit(self, path: str) -> BodyBytes:
+        """Returns the limit of requests to a path, which has no root_path."""
+        if path.rstrip("/") in UPLOAD_PATHS:
+            return BodyBytes(max(self.max_upload_bytes, self.max_body_bytes), "--max-upload-bytes")
+        return BodyBytes(self.max_body_bytes, "--max-body-bytes")
 
 
 def check_adapters(served: ServerConfig, enabled: bool, names: Collection[str]) -> None:

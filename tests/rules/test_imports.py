@@ -107,6 +107,8 @@ GOOD = {
     "sample.platforms.null": "import sample.interface.platform",
     "sample.platforms.rocm": "import sample.platforms.gpu",
     "sample.platforms.tpu": "import sample.interface.platform, sample.platforms.host",
+    "sample.media": "import sample.common",
+    "sample.transcription": "",
     "sample.outputs": "import sample.config",
     "sample.config": "import sample.common",
     "sample.config.engine": "import sample.parsers",

@@ -25,7 +25,8 @@ _OWN: dict[str, Callable[[Any], Any]] = {
 REFUSED = ("headless", "root_path", "served_model_name")  # flags of `quintet serve` that --models leaves no meaning
 _SHARED = SERVER_FIELDS.union(REFUSED, ("playground",))  # of the server that all models share
 # of these, what each engine has as well
-_BOTH = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes", "max_queued_bytes"}
+_BOTH = {"drain_timeout", "log_format", "log_level", "max_body_bytes", "max_header_bytes",
+         "max_queued_bytes", "max_upload_bytes"}  # fmt: skip
 _RUNTIME = ("allow_runtime_lora", "lora_cache_dir", "lora_hub_repos")  # an engine's own routes are not reached
 _SIZES = ("kv_cache_memory_bytes", "num_pages")
 

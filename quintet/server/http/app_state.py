@@ -200,5 +200,7 @@ def _process_share(settings: ServerConfig) -> RequestCost:
         settings.max_queued_bytes,
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
-    least = settings.max_body_bytes
-    return share._replace(characters=max(share.characters, least), body_bytes=max(share.body_bytes, least))
+    largest = max(settings.max_body_bytes, settings.max_upload_bytes)
+    return share._replace(
+        characters=max(share.characters, settings.max_body_bytes), body_bytes=max(share.body_bytes, largest)
+    )

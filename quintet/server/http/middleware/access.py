@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.common.unknown_fields import collect_unknown
+from quintet.server.config import BodyBytes
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, ollama_shape, openai_shape
 from quintet.server.http.ids import HEADER
@@ -156,24 +157,26 @@ class BodyLimit(HttpMiddleware):
     the error response.
     """
 
-    def __init__(self, app: ASGIApp, most: int, gate: CapacityLimiter) -> None:
+    def __init__(self, app: ASGIApp, most: Callable[[str], BodyBytes], gate: CapacityLimiter) -> None:
+        """`most`: the limit of a route's path."""
         super().__init__(app)
-        self._most, self._gate = most, gate
+        self._limit_of, self._gate = most, gate
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self._limit_of(route_path(scope))
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
-            raise self._too_large()
+        if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit.bytes):
+            raise _too_large(limit)
         coding = coding_of(Headers(scope=scope)) if scope["method"] == "POST" else None
-        source = receive if coding is None else DecompressedReceive(self._bounded(receive), coding)
+        source = receive if coding is None else DecompressedReceive(_bounded(receive, limit), coding)
         size = 0
 
         async def counted() -> Message:
             nonlocal size
             message = await source()
             came = len(message.get("body", b""))
-            if size + came > self._most:
-                raise self._too_large()
+            if size + came > limit.bytes:
+                raise _too_large(limit)
             self._gate.acquire(RequestCost(body_bytes=came))
             size += came
             return message
@@ -183,25 +186,27 @@ class BodyLimit(HttpMiddleware):
         finally:
             self._gate.release(RequestCost(body_bytes=size))
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Limits the compressed bytes: they may decompress to nothing, and would otherwise be unlimited."""
-        size = 0
 
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._most:
-                raise self._too_large()
-            return message
+def _bounded(receive: Receive, limit: BodyBytes) -> Receive:
+    """Limits the compressed bytes: they may decompress to nothing, and would otherwise be unlimited."""
+    size = 0
 
-        return counted
+    async def counted() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit.bytes:
+            raise _too_large(limit)
+        return message
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body is larger than {self._most} bytes; send less, or start the server with --max-body-bytes",
-            code="request_too_large",
-        )  # fmt: skip
+    return counted
+
+
+def _too_large(limit: BodyBytes) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {limit.bytes} bytes; send less, or start the server with {limit.flag}",
+        code="request_too_large",
+    )  # fmt: skip
 
 
 class HeadAsGet(HttpMiddleware):

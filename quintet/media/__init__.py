@@ -1,0 +1,1 @@
+"""Media in requests: files of callers are decoded in child processes with limits, and become arrays."""
