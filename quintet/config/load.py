@@ -84,6 +84,11 @@ class LoadingOptions:
         group="model", metavar="FOLDER", accepts=f"{PATH} | None",
     )  # fmt: skip
 
+    worker_extension_cls: str | None = option(
+        None, optional(text), "package.module.Class of an installed package, whose methods collective_rpc() calls on "
+        "every rank", group="model", metavar="CLASS",
+    )  # fmt: skip
+
     def _check(self) -> None:
         if self.safetensors_load_strategy is not None and self.load_format not in ("auto", "safetensors", "mistral"):
             raise ValueError(

@@ -292,7 +292,7 @@ def _engine_parts(
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal) if hook is not None)
-    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, lora, hooks)
+    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, lora, hooks, config)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:

@@ -20,6 +20,7 @@ from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
+from quintet.engine.sleep import TAGS
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import HostBatch
 from quintet.model_loader.weight_files import WeightFiles
@@ -105,6 +106,11 @@ class StepRunner:
         self._device = ranks.workers[0].device
 
     @property
+    def ranks(self) -> WorkerGroup:
+        """The model's workers."""
+        return self._ranks
+
+    @property
     def supports_overlap(self) -> bool:
         """True if a step may be started before the host knows the results of the one before it."""
         return False
@@ -166,9 +172,9 @@ class StepRunner:
             self.wake()
             raise
 
-    def wake(self) -> None:
+    def wake(self, tags: Sequence[str] = TAGS) -> None:
         """Restores memory and weights; after an error the call may be repeated."""
-        self._ranks.map_workers(lambda worker: worker.wake())
+        self._ranks.map_workers(lambda worker: worker.wake(tags))
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Replaces the weights on every rank."""

@@ -39,6 +39,7 @@ from quintet.layers.lora_step import LoRASizes, LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.quantization import QuantizationPlan
+from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.loader import ParameterLoad, declared_weights, distinct_parameters, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
@@ -110,6 +111,7 @@ class Worker:
             )
         self.build(hf_config, sizes)
         self._state: State = ()
+        self.incoming: Incoming | None = None  # tensors of an update of the weights that has begun
 
     def build(self, hf_config: Any, sizes: ModelSizes) -> None:
         """Makes the model without its weights; again, if the plan settles on another length."""
@@ -285,12 +287,14 @@ class Worker:
             freed += self._drop_weights()
         return freed
 
-    def wake(self) -> None:
+    def wake(self, tags: Collection[str]) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
-        self.device.wake()
-        if self._empty:
-            self._read(progress=False)
-        self._begin(progress=False)
+        if "weights" in tags:
+            self.device.wake()
+            if self._empty:
+                self._read(progress=False)
+        if "kv_cache" in tags:
+            self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the weights with others of the same model: no step is compiled anew.
