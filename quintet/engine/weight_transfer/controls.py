@@ -199,8 +199,10 @@ class Controls:
         return WeightStats(self.version, self.num_updates, int(self.is_paused), int(self.state.phase == "torn"))
 
     def close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
+        """Closes the way by which tensors come."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
     def load(self, worker: Worker, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """load_weights() of one worker: its tensors join the update that is open, or one that begins and ends by
@@ -235,7 +237,6 @@ class Controls:
 
     def _open(self, order: orders.InitTransferCommand) -> None:
         self.close()
-        self._receiver = None
         infos = [worker.rank_info for worker in self._ranks.workers]
         self._receiver = open_receiver(order.info, [self._number * each.size + each.rank for each in infos])
 
@@ -254,9 +255,14 @@ class Controls:
         else:
             tensors = self._receiver.receive(order.info, expect)
         count = 0
-        for name, tensor in tensors:
-            self.put([(name, tensor)], owned="segment" not in order.info)
-            count += 1
+        try:
+            for name, tensor in tensors:
+                self.put([(name, tensor)], owned="segment" not in order.info)
+                count += 1
+        except BaseException:
+            if "segment" not in order.info:  # what is left of the transfer would be taken for the next one
+                self.close()
+            raise
         return count
 
     def _commit(self, version: str | None, keep_kv: bool) -> None:

@@ -44,7 +44,7 @@ def shuffled(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
         ("llama", {"quantization": "int4"}),
         ("llama", {"quantization": "fp8"}),
         ("qwen3_moe", {}),
-        ("qwen3_moe", {"quantization": "int8"}),
+        pytest.param("qwen3_moe", {"quantization": "int8"}, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_gives_what_a_fresh_engine_gives(family: str, settings: dict[str, Any]) -> None:
@@ -77,8 +77,9 @@ def test_engines_on_quantized_checkpoints_take_tensors_of_that_format(name: str)
 
 
 def test_floats_for_an_fp8_checkpoint_are_quantized_and_for_awq_are_refused_by_name() -> None:
-    plain = make("qwen3", SIZES, 1)
-    with engine(fp8(make("qwen3", SIZES))) as llm, engine(fp8(plain)) as fresh:
+    one_group = {**SIZES, "intermediate_size": 128}  # of inputs: then each output has one scale, as where fp8 is made
+    plain = make("qwen3", one_group, 1)
+    with engine(fp8(make("qwen3", one_group))) as llm, engine(plain, quantization="fp8") as fresh:
         llm.update_weights(tensors_of(plain))
         assert answers(llm) == answers(fresh)
     with engine(awq(make("llama", SIZES), 128)) as llm:
@@ -222,7 +223,8 @@ def test_running_requests_go_on_with_the_tokens_that_they_have(keep_kv: bool) ->
         (whole,) = fresh.generate([prompt], params, use_tqdm=False)
     assert again == list(whole.outputs[0].token_ids), "the prompt was computed anew"
     assert len(said) == 200 and said != again
-    assert computed == (40 if keep_kv else 80), "prompt tokens of both requests that were computed after the update"
+    # without keep_kv the request that ran computes its prompt anew, and two pages of it are found by the other
+    assert computed == (40 if keep_kv else 40 + 8)
 
 
 def grown(llm: LLM, tensors: list[dict[str, Tensor]], count: int) -> int:
