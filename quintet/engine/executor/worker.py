@@ -15,6 +15,7 @@ from tqdm import tqdm
 from quintet.engine.executor.mixers import kv_heads, planning_mixer
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
+from quintet.engine.sleep import TAGS
 from quintet.interface.platform import DROPPED, Mixer, Platform, State
 from quintet.interface.types import (
     AttentionSpec,
@@ -287,7 +288,7 @@ class Worker:
             freed += self._drop_weights()
         return freed
 
-    def wake(self, tags: Collection[str]) -> None:
+    def wake(self, tags: Collection[str] = TAGS) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
         if "weights" in tags:
             self.device.wake()

@@ -154,6 +154,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
         max_loras=config.max_loras if config.enable_lora else 0,
+        num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )
 
 

@@ -15,7 +15,7 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.stats import WeightStats
 from quintet.engine.weight_transfer import orders
 from quintet.engine.weight_transfer.between_steps import BetweenSteps
-from quintet.engine.weight_transfer.receivers import Receiver, open_receiver, receive_segment
+from quintet.engine.weight_transfer.receivers import Receiver, open_receiver, receive_files
 from quintet.engine.weight_transfer.worker_view import WorkerView, call_method
 from quintet.interface.platform import DeviceLost
 from quintet.model_loader.incoming import Incoming
@@ -248,8 +248,9 @@ class Controls:
             for incoming in self._incoming():
                 incoming.expect(name, shape, dtype)
 
-        if "segment" in order.info:
-            tensors = receive_segment(order.info, expect)
+        from_files = "segment" in order.info or "folder" in order.info
+        if from_files:
+            tensors = receive_files(order.info, expect)
         elif self._receiver is None:
             raise ValueError("no transfer was opened; call init_weight_transfer_engine() first")
         else:
@@ -257,10 +258,10 @@ class Controls:
         count = 0
         try:
             for name, tensor in tensors:
-                self.put([(name, tensor)], owned="segment" not in order.info)
+                self.put([(name, tensor)], owned=not from_files)
                 count += 1
         except BaseException:
-            if "segment" not in order.info:  # what is left of the transfer would be taken for the next one
+            if not from_files:  # what is left of the transfer would be taken for the next one
                 self.close()
             raise
         return count

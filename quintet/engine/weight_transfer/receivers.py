@@ -1,11 +1,14 @@
-"""Ways by which tensors come to a rank: a segment of shared memory, TCP, a process group of torch.distributed."""
+"""Ways by which tensors come to a rank: shared memory, files, TCP, a process group of torch.distributed."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from quintet.model_loader.weight_files import WeightFiles
 
 Expect = Callable[[str, list[int], torch.dtype], None]  # ValueError: a tensor that is to come has no place
 TRANSFERS: Mapping[str, str] = {
@@ -36,8 +39,20 @@ def open_receiver(info: Mapping[str, Any], ranks: Sequence[int]) -> Receiver:
     return receiver
 
 
-def receive_segment(info: Mapping[str, Any], expect: Expect) -> Iterator[tuple[str, Tensor]]:
-    """Yields tensors of a segment of shared memory; they are gone when the next is asked for."""
+def receive_files(info: Mapping[str, Any], expect: Expect) -> Iterator[tuple[str, Tensor]]:
+    """Yields tensors of a segment of shared memory, or of a folder's safetensors; they may be gone when the next is
+    asked for. ValueError or OSError: they cannot be read."""
+    if "folder" in info:
+        yield from _read_folder(Path(str(info["folder"])).expanduser())
+        return
     from quintet.engine.weight_transfer.shared_memory import read_segment
 
-    return read_segment(info, expect)
+    yield from read_segment(info, expect)
+
+
+def _read_folder(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    if not folder.is_dir():
+        raise ValueError(f"update_info: {str(folder)[:200]} is no folder on this machine")
+    for _, handle in WeightFiles(folder).open_files():
+        for name in handle.keys():  # a handle is no mapping
+            yield name, handle.get_tensor(name)

@@ -206,6 +206,7 @@ def test_running_requests_go_on_with_the_tokens_that_they_have(keep_kv: bool) ->
         small: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 512}
         llm = AsyncLLM(str(old.folder), device="cpu", skip_tokenizer_init=True, **small)
         said: list[int] = []
+        computed = 0
         try:
             async for output in llm.generate(prompt, params):
                 if len(said) < 5 <= len(output.outputs[0].token_ids):
