@@ -28,6 +28,13 @@ def _tokenizer_mode(value: Any) -> str:
     return str(one_of("auto", "mistral", hf="auto")(value))
 
 
+def _class_path(value: Any) -> str:
+    parts = str(value).replace(":", ".").split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"must be package.module.Class, not {str(value)[:80]!r}")
+    return str(value)
+
+
 @dataclass(frozen=True)
 class LoadingOptions:
     """Options to load a model's files."""
@@ -85,7 +92,7 @@ class LoadingOptions:
     )  # fmt: skip
 
     worker_extension_cls: str | None = option(
-        None, optional(text), "package.module.Class of an installed package, whose methods collective_rpc() calls on "
+        None, optional(_class_path), "package.module.Class of an installed package, whose methods collective_rpc() calls on "
         "every rank", group="model", metavar="CLASS",
     )  # fmt: skip
 

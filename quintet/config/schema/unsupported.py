@@ -225,7 +225,6 @@ COMMANDS: Mapping[str, str] = {
 
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
-    "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
     "from_vllm_config": "use from_engine_args",
