@@ -92,8 +92,8 @@ class LoadingOptions:
     )  # fmt: skip
 
     worker_extension_cls: str | None = option(
-        None, optional(_class_path), "package.module.Class of an installed package, whose methods collective_rpc() calls on "
-        "every rank", group="model", metavar="CLASS",
+        None, optional(_class_path), "package.module.Class of an installed package: collective_rpc() calls its methods "
+        "on every rank", group="model", metavar="CLASS",
     )  # fmt: skip
 
     def _check(self) -> None:

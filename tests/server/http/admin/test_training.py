@@ -5,7 +5,7 @@ import pytest
 from quintet.engine.observability.stats import WeightStats
 from quintet.engine.weight_transfer import orders
 from tests.server.fakes import FakeBackend
-from tests.server.http.serving import chat, client
+from tests.server.http.serving import client
 
 ON = {"enable_rl_routes": True}
 POSTS = (
