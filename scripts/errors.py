@@ -123,6 +123,10 @@ SERVER = {
         "A known field asks for something that does not exist here.",
         "Leave it out; the message says why.",
     ),
+    "weights_refused": (
+        "A pause or an update of the weights is not possible; the message names the tensor, or the reason.",
+        "Correct what it names; after weights were replaced in part, send a full update.",
+    ),
     "wrong_host": ("The `Host` header is not a name of this machine.", "Add the name with `--allowed-hosts NAME`."),
     "wrong_origin": ("A page of another origin sent the request.", "Add its origin with `--allowed-origins`."),
 }

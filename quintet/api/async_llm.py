@@ -15,11 +15,13 @@ from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.api.collective_rpc import collective_rpc
 from quintet.api.lora import AsyncLoRAMethods, adapted
+from quintet.api.weight_updates import AsyncWeightUpdateMethods
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import accepts_fields_of
 from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
 from quintet.engine.observability.profiler import SavedTrace
+from quintet.engine.weight_transfer.orders import RecomputeCommand
 from quintet.lora.request import LoRARequest
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput, answered
@@ -48,7 +50,7 @@ class OutputStream(NamedTuple):
         return True
 
 
-class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, EngineHandle):
+class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, EngineHandle):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -155,7 +157,10 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, EngineHandle):
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See LLM.reset_prefix_cache."""
-        await self._call(self._client.engine.reset_prefix_cache)
+        if reset_running_requests:
+            await self._order(RecomputeCommand())
+        else:
+            await self._call(self._client.engine.reset_prefix_cache)
         return True
 
     async def collective_rpc(

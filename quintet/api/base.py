@@ -1,15 +1,18 @@
 """Common methods of LLM, LLMEngine and AsyncLLM: settings, metrics, and all calls that take no prompts."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from quintet.api.collective_rpc import collective_rpc, save_sharded_state
 from quintet.api.lora import LoRAMethods
 from quintet.api.thread_sharing import SharedClient
+from quintet.api.weight_updates import WeightUpdateMethods
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import keywords
 from quintet.engine.client import EngineClient
 from quintet.engine.observability.metrics import Metric, metrics_of
+from quintet.engine.weight_transfer.orders import RecomputeCommand
 from quintet.sampling_params import SamplingParams
 
 O = TypeVar("O", bound="EngineHandle")  # noqa: E741
@@ -56,7 +59,7 @@ class EngineHandle:
         return self._client.metrics()
 
 
-class SteppedHandle(LoRAMethods, EngineHandle):
+class SteppedHandle(LoRAMethods, WeightUpdateMethods, EngineHandle):
     """Base of the classes that share an engine among threads. Each call is done between two steps."""
 
     _shared: SharedClient
@@ -68,17 +71,22 @@ class SteppedHandle(LoRAMethods, EngineHandle):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forgets cached beginnings, as after a change of weights. Returns True.
 
-        Running requests go on with their pages, which no later request finds; reset_running_requests changes nothing,
-        and a KV connector's pages are always forgotten, too.
+        Running requests go on with their pages, which no later request finds; with reset_running_requests they are
+        computed again. A KV connector's pages are always forgotten, too.
         """
-        self._shared.call(self._client.engine.reset_prefix_cache)
+        reset = self._client.engine.reset_prefix_cache
+        self._shared.call(
+            partial(self._client.engine.controls.run, RecomputeCommand()) if reset_running_requests else reset
+        )
         return True
 
     def collective_rpc(
         self, method: Any, timeout: float | None = None, args: Sequence[Any] = (), kwargs: Any = None
     ) -> list[Any]:
-        """vLLM's call of a worker's method, for those that run no code of the caller: reload_weights, update_config of
-        the load format, save_sharded_state, sleep, wake_up and check_health. ValueError for others."""
+        """Calls a method of each worker by name -> its results: one of the class that worker_extension_cls names,
+        weight_checksums, load_weights, reload_weights, update_config of the load format, save_sharded_state, sleep,
+        wake_up or check_health. Where all ranks are in this process, `method` may be a function of the WorkerView.
+        ValueError says why it cannot be called. A call has no `timeout`: what a worker does is not interrupted."""
         return self._shared.call(lambda: collective_rpc(self._client, method, args, kwargs or {}))
 
     def reload_weights(self, path: str | None = None) -> None:
@@ -107,8 +115,8 @@ class SteppedHandle(LoRAMethods, EngineHandle):
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Ends the sleep; after level 2 the weights are read again, from the folder as it is now.
 
-        If there is no room any more, MemoryError says what is missing, and the call may be repeated. `tags` may name
-        what sleeps, weights and kv_cache: both, or none.
+        If there is no room any more, MemoryError says what is missing, and the call may be repeated. `tags`: what
+        wakes, ["weights"] first, so that others may be written, and then ["kv_cache"]; both if left out.
         """
         self._shared.call(lambda: self._client.wake_up(tags))
 

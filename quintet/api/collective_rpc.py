@@ -1,8 +1,9 @@
-"""LLM.collective_rpc: vLLM's call of a worker's method by name, for the methods that run no code of the caller."""
+"""LLM.collective_rpc: vLLM's call of a worker's method by name: our own methods, and those of an extension."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quintet.engine.weight_transfer.updates import call_workers
 from quintet.model_loader.sharded_state import PATTERN
 
 if TYPE_CHECKING:
@@ -34,17 +35,15 @@ _METHODS: Mapping[str, Callable[..., Any]] = {
     "sleep": lambda client, level=1: client.engine.sleep(level) and None,
     "wake_up": lambda client, tags=None: client.wake_up(tags),
     "update_config": _update_config,
-    "check_health": lambda client: None,
 }
 
 
 def collective_rpc(client: "EngineClient", method: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Calls a method on all ranks -> its result for each. ValueError for others than those of _METHODS."""
+    """Calls a method on all ranks -> its result for each. ValueError says why it cannot be called."""
     if not isinstance(method, str) or method not in _METHODS:
-        shown = repr(method)[:80] if isinstance(method, str) else f"a {type(method).__name__}"
-        raise ValueError(
-            f"collective_rpc: {shown} is not there: workers run no code of the caller; there is {', '.join(_METHODS)}"
-        )
+        if not callable(method) and not isinstance(method, str):
+            raise ValueError(f"collective_rpc: method is a name or a function, not a {type(method).__name__}")
+        return call_workers(client.engine.controls, method, args, kwargs)
     try:
         result = _METHODS[method](client, *args, **kwargs)
     except TypeError as error:

@@ -197,6 +197,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         ranks = [0] * len(prompts) if priority is None else list(priority)
         if len(ranks) != len(prompts):
             raise ValueError(f"priority has {len(ranks)} entries for {len(prompts)} prompts; give one for each")
+        self._check_not_waiting()
         for each in {id(each): each for each in params}.values():
             self._client.compile_grammar(each)  # other threads step on
 

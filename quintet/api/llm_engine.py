@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.api.base import SteppedHandle
 from quintet.api.lora import with_adapters
+from quintet.api.weight_updates import ModelLoader
 from quintet.chat.prompts import PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
@@ -99,6 +100,11 @@ class LLMEngine(SteppedHandle):
         return self
 
     model_executor = engine_core
+
+    @property
+    def driver_worker(self) -> ModelLoader:
+        """The worker by which TRL's colocate mode writes weights."""
+        return ModelLoader(lambda method, args: self.collective_rpc(method, args=args))
 
     if not TYPE_CHECKING:  # a checker shall see what is there
 

@@ -28,6 +28,13 @@ def _tokenizer_mode(value: Any) -> str:
     return str(one_of("auto", "mistral", hf="auto")(value))
 
 
+def _class_path(value: Any) -> str:
+    parts = str(value).replace(":", ".").split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"must be package.module.Class, not {str(value)[:80]!r}")
+    return str(value)
+
+
 @dataclass(frozen=True)
 class LoadingOptions:
     """Options to load a model's files."""
@@ -82,6 +89,11 @@ class LoadingOptions:
         "auto", optional(text), "folder that keeps packed weights, so that the next start has them at once; may be "
         "deleted at any time. auto: ~/.cache/quintet/weights, for GGUF files of 64 MiB and more; none: no such folder",
         group="model", metavar="FOLDER", accepts=f"{PATH} | None",
+    )  # fmt: skip
+
+    worker_extension_cls: str | None = option(
+        None, optional(_class_path), "package.module.Class of an installed package: collective_rpc() calls its methods "
+        "on every rank", group="model", metavar="CLASS",
     )  # fmt: skip
 
     def _check(self) -> None:

@@ -25,7 +25,6 @@ from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.engine.sampling.load_processors import load_processors
-from quintet.engine.sleep import check_tags
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
@@ -230,9 +229,8 @@ class EngineClient:
         return read_model(self.config, place, self.engine_plan.platform.models)[0]
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""
-        check_tags(tags)
-        self.engine.wake_up()
+        """Ends the sleep. `tags`: of what, as Engine.wake_up() has them; all if None."""
+        self.engine.wake_up(tags)
 
     def close(self) -> None:
         """Ends what runs, and lets go of threads; the memory goes with the object."""

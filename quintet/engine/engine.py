@@ -9,49 +9,34 @@ Around it stand input_processor.py (prompts to requests) and output_processor.py
 """
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from quintet.common.interrupts import DeferredSigint
-from quintet.engine.executor.model_runner import StepRunner
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.lora.loaded import LoadedLoRA
-from quintet.engine.lora.manager import LoRAManager
+from quintet.engine.lora.stats import lora_stats
 from quintet.engine.needs import needs_of, refusal, wait_for_any
-from quintet.engine.observability.profiler import Profiler
-from quintet.engine.observability.stats import MAX_LORA_NAMES, LoRAStats, Stats
+from quintet.engine.observability.stats import LoRAStats, Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
-from quintet.engine.scheduler import Scheduler
-from quintet.engine.spec_decode.drafting import Drafting
-from quintet.engine.step_hook import StepHook
+from quintet.engine.sleep import check_sleep, check_weights_awake, parts_to_wake
 from quintet.engine.step_output import StepOutputProcessor
 from quintet.engine.step_plan import StepPlan
+from quintet.engine.weight_transfer.between_steps import BetweenSteps, EngineCalls
+from quintet.engine.weight_transfer.controls import Controls
+from quintet.engine.weight_transfer.orders import WeightOrder
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import LATE_MESSAGE, GrammarCompiler, Matcher
+from quintet.structured_output.grammar import LATE_MESSAGE, Matcher
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """Parts of an engine, which it keeps for its life."""
-
-    scheduler: Scheduler
-    runner: StepRunner
-    overlap: bool = False  # a step is started while the one before it runs
-    grammars: GrammarCompiler | None = None  # None: no request may ask for structured outputs
-    profiler: Profiler = field(default_factory=Profiler)
-    lora: LoRAManager | None = None  # None: no request may name an adapter
-    drafting: Drafting | None = None  # None: no speculative decoding
-    hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
 
 
 class Engine:
@@ -68,6 +53,13 @@ class Engine:
         self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps, parts.drafting)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
+        self._weights_awake = False  # while it is asleep, the cache alone is gone
+        calls = EngineCalls(
+            lambda: self._collect(), lambda: self._start_over(), lambda: self.reset_prefix_cache(),
+            lambda delta: self._deltas.append(delta), self._check_weights,
+        )  # fmt: skip
+        between = BetweenSteps(parts.scheduler, self._answers, parts.hooks, calls)
+        self.controls: Final = Controls(parts.runner.ranks, between, parts.config, self._agree)
         self._num_added = 0
         self._losses = 0  # of the cache, since a step landed
         self._staged = parts.runner.stages > 1  # several steps run, and no request samples in two of them
@@ -137,7 +129,11 @@ class Engine:
         return deltas
 
     def compute(self) -> None:
-        """Like step(), but its deltas stay here until take(), so that an interruption loses no tokens."""
+        """Like step(), but its deltas stay here until take(), so that an interruption loses no tokens. While the engine
+        is paused it waits a moment."""
+        self.controls.settle()
+        if self.controls.is_paused:
+            return self.controls.wait()
         try:
             for hook in self._hooks:
                 if hook.waits_for_steps:
@@ -309,27 +305,27 @@ class Engine:
         """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host
         (ASIDE), or lost too (DROPPED). ValueError if requests are there; NotImplementedError if the device cannot.
         """
-        if level not in (ASIDE, DROPPED):
-            raise ValueError(f"level must be {ASIDE} (weights are put aside) or {DROPPED} (dropped), not {level!r}")
-        if self.asleep not in (0, level):
-            raise ValueError(f"the engine sleeps at level {self.asleep}; wake it up before it sleeps at level {level}")
-        if self._answers.requests:
-            raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
+        check_sleep(level, self.asleep, len(self), bool(self.controls.state.phase))
         if self.asleep:
             return 0
         self._collect()
         self.reset_prefix_cache()
         freed = self._runner.sleep(level)
-        self.asleep = level
+        self.asleep, self._weights_awake = level, False
         logger.info("asleep at level %d: %.2f GiB given back", level, freed / 2**30)
         return freed
 
-    def wake_up(self) -> None:
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Restores memory and weights; dropped weights are read again. If it raises, the engine is still asleep, and
-        the call may be repeated. Does nothing if the engine is awake.
+        the call may be repeated. Does nothing if the engine is awake. `tags`: parts to wake, weights before kv_cache.
         """
-        if self.asleep:
-            self._runner.wake()
+        parts = parts_to_wake(tags, self.asleep, self._weights_awake)
+        self._runner.wake(parts)
+        if "weights" in parts:
+            self._weights_awake = True
+            if self.asleep == DROPPED:
+                self.controls.reloaded()
+        if "kv_cache" in parts:
             self.asleep = 0
             for hook in self._hooks:  # what they counted was lost with the weights
                 hook.start_over()
@@ -341,10 +337,11 @@ class Engine:
         Steps that run are waited for. Requests go on with the tokens that they have: what these left in the cache is
         computed again. ValueError if the folder's weights do not fit, and then nothing has changed.
         """
-        self.check_awake()
+        self._check_weights()
         self._collect()
         with DeferredSigint():
             self._runner.reload(folder)
+            self.controls.reloaded()
             for hook in self._hooks:
                 hook.reload_weights(folder)
             self.reset_prefix_cache()
@@ -352,12 +349,24 @@ class Engine:
         logger.info("weights are those of %s", folder or "load_format='dummy'")
 
     def check_awake(self) -> None:
-        """ValueError while it sleeps."""
+        """ValueError while it sleeps, or its weights are torn."""
+        self.controls.settle()
+        if why := self.controls.refusal:
+            raise ValueError(why)
         if self.asleep:
             raise ValueError(f"the engine is asleep (level {self.asleep}) and takes no requests; call wake_up() first")
 
+    def _check_weights(self) -> None:
+        """ValueError while the weights sleep."""
+        check_weights_awake(self.asleep, self._weights_awake)
+
+    def _agree(self, order: WeightOrder, work: Callable[[], Any]) -> Any:
+        """Carries out an order on all ranks."""
+        return work()
+
     def close(self) -> None:
         """Ends threads, and what they write."""
+        self.controls.close()
         for hook in self._hooks:
             hook.close()
 
@@ -366,33 +375,16 @@ class Engine:
         answers = self._answers
         stats = Stats(
             self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
-            asleep=self.asleep, num_deferred=len(self._unready), lora=self._lora_stats(),
+            asleep=self.asleep, num_deferred=len(self._unready), weights=self.controls.stats(),
+            lora=LoRAStats() if self.lora is None else lora_stats(self.scheduler.running, self.scheduler.waiting),
         )  # fmt: skip
         for hook in self._hooks:
             stats = hook.add_stats(stats)
         return stats
-
-    def _lora_stats(self) -> LoRAStats:
-        """Called from another thread, too: lists are copied before they are read."""
-        if self.lora is None:
-            return LoRAStats()
-        return LoRAStats(*(_adapter_names(list(each)) for each in (self.scheduler.running, self.scheduler.waiting)))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
         self.scheduler.check_integrity()
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._answers.requests), "the scheduler has other requests than the engine"
-        for request in self._answers.requests.values():
-            assert self._in_flight or request.num_computed < request.num_known, (
-                f"{request} has no token left to compute"
-            )
-            running = sum(request in plan.tokens for plan in self._in_flight.plans)
-            expected = request.num_unknown - request.num_drafts
-            assert expected <= running, f"{request} expects tokens of steps that do not run"
-
-
-def _adapter_names(requests: Iterable[Request]) -> tuple[str, ...]:
-    """Returns the names of the adapters of requests."""
-    adapters = (request.core_request.lora for request in requests)
-    return tuple(sorted({each.name for each in adapters if each is not None})[:MAX_LORA_NAMES])
+        self._in_flight.check_integrity(self._answers.requests.values())

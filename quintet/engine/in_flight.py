@@ -1,6 +1,6 @@
 """The steps that run: started one after the other, drawn and landed in the same order."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -93,6 +93,14 @@ class InFlightSteps:
         """Drops the results of a request that has ended; its rows run on."""
         for flight in self._running:
             flight.plan.tokens.pop(request, None)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Asserts that requests wait for tokens of these steps alone."""
+        for request in requests:
+            assert self._running or request.num_computed < request.num_known, f"{request} has no token left to compute"
+            running = sum(request in plan.tokens for plan in self.plans)
+            expected = request.num_unknown - request.num_drafts
+            assert expected <= running, f"{request} expects tokens of steps that do not run"
 
     def clear(self) -> None:
         """Drops the running steps and their results, without waiting for them."""

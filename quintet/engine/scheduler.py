@@ -48,6 +48,7 @@ class Scheduler:
         self._num_fetched = 0  # that the KV connector loaded
         self._num_preemptions = 0
         self.max_num_drafts: Final = max_num_drafts  # of a request in a step
+        self.last_order = sys.maxsize  # of the requests that may start: those after it wait while a pause begins
         self._longest = limits.long_prefill_threshold or sys.maxsize  # chunk of a prompt
         self._limits_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
         self._key: Callable[[Request], SortKey] = _by_priority if limits.by_priority else _by_order
@@ -211,6 +212,9 @@ class Scheduler:
             self._lora.begin_plan()
         while place < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[place]
+            if request.order > self.last_order:
+                place += 1
+                continue
             if blocked is not None and request.lora is not None and blocked.num_overtaken >= MAX_OVERTAKEN:
                 place += 1
                 continue

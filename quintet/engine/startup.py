@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
@@ -307,7 +308,7 @@ def _engine_parts(
     costs = make_step_costs(drafting, ranking.lora_role(ranks))
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal, costs) if hook is not None)
     overlap = prepared.capabilities.overlap
-    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks)
+    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, config)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:

@@ -1,13 +1,14 @@
 """Interface between the HTTP server and the engine: readiness, the served model, and outputs of requests."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import ReasoningMarkers
 from quintet.engine.observability.stats import Stats
 from quintet.engine.processes.messages import LoadLoRA, ServedLoRA
 from quintet.engine.processes.model_info import ModelInfo
+from quintet.engine.weight_transfer.orders import WeightOrder
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -71,6 +72,14 @@ class AdapterControl(Protocol):
         ...
 
 
+class WeightControl(Protocol):
+    """Pauses of all engines, and updates of their weights."""
+
+    async def run(self, order: WeightOrder) -> Any:
+        """Has all engines carry out an order -> its result; EngineRefusal says why one did not."""
+        ...
+
+
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
@@ -88,6 +97,9 @@ class Backend(Protocol):
 
     @property
     def lora(self) -> AdapterControl: ...
+
+    @property
+    def weights(self) -> WeightControl: ...
 
     def unavailable_reason(self) -> str | None:
         """Returns why it cannot serve now (it is loading, hung or dead), or None."""
@@ -126,7 +138,7 @@ class Backend(Protocol):
         """As Engine.sleep; stats() then has the level, in every process. Refused says why not."""
         ...
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """As Engine.wake_up; Refused says why it still sleeps."""
         ...
 

@@ -126,6 +126,10 @@ class ServerConfig:
         "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
     )
+    enable_rl_routes: bool = option(
+        False, boolean, "serve /pause, /resume, /update_weights and vLLM's other routes for trainers, who then decide "
+        "which weights run; for the admin key alone, where there is one (docs/training.md)", group="server",
+    )  # fmt: skip
     enable_server_load_tracking: bool = option(
         False, boolean, "serve /load, the number of calls that are under way", group="server"
     )

@@ -16,10 +16,15 @@ Every route of [`quintet serve`](../server.md), generated from the description t
 refused with `--strict-requests`. A field that another API has and quintet does not is refused by its name and a reason.
 
 """
+RL_ROUTES = (
+    *("/pause", "/resume", "/is_paused", "/get_world_size", "/init_weight_transfer_engine", "/start_weight_update"),
+    *("/update_weights", "/finish_weight_update", "/update_weight_version", "/weight_info"),
+)
 FLAGS = {  # path -> the flag without which the route is not there
     "/sleep": "--enable-sleep-mode", "/wake_up": "--enable-sleep-mode", "/is_sleeping": "--enable-sleep-mode",
     "/load": "--enable-server-load-tracking", "/tokenizer_info": "--enable-tokenizer-info-endpoint",
     "/start_profile": "--profiler-config", "/stop_profile": "--profiler-config",
+    **dict.fromkeys(RL_ROUTES, "--enable-rl-routes"),
     "/v1/tool_servers": "--tool-server", "/v1/tool_servers/call": "--tool-server",
 }  # fmt: skip
 
@@ -27,7 +32,10 @@ FLAGS = {  # path -> the flag without which the route is not there
 def schema() -> dict[str, Any]:
     """Returns the description of a server that has every route."""
     settings = ServerConfig(
-        enable_sleep_mode=True, enable_server_load_tracking=True, enable_tokenizer_info_endpoint=True
+        enable_sleep_mode=True,
+        enable_server_load_tracking=True,
+        enable_tokenizer_info_endpoint=True,
+        enable_rl_routes=True,
     )
     app = FastAPI(docs_url=None, redoc_url=None)
     web._add_routes(app, SimpleNamespace(settings=settings, profiles=True, tool_servers=True))  # type: ignore[arg-type]

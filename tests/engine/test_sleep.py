@@ -64,8 +64,11 @@ def test_levels_and_tags_are_checked() -> None:
     assert client.engine.sleep(1) == 0, "it sleeps already"
     with pytest.raises(ValueError, match="sleeps at level 1; wake it up before it sleeps at level 2"):
         client.engine.sleep(2)
-    with pytest.raises(ValueError, match="would wake a part of the engine; weights and cache wake together"):
-        client.wake_up(["weights"])
+    with pytest.raises(ValueError, match=r"tags=\['kv_cache'\], and the weights sleep; wake them before the cache"):
+        client.wake_up(["kv_cache"])
+    client.wake_up(["weights"])
+    with pytest.raises(ValueError, match="asleep"):
+        client.add("a", Prompt(PROMPT), greedy())
     with pytest.raises(ValueError, match="unknown tag 'kvcache'; did you mean 'kv_cache'"):
         client.wake_up(["kvcache"])
     assert client.engine.asleep == 1
@@ -131,9 +134,11 @@ def test_an_async_engine_sleeps_between_its_requests() -> None:
         assert await engine.is_sleeping()
         with pytest.raises(ValueError, match="asleep"):
             await tokens()
-        with pytest.raises(ValueError, match="part of the engine"):
-            await engine.wake_up(["weights"])
-        await engine.wake_up()
+        with pytest.raises(ValueError, match="wake them before the cache"):
+            await engine.wake_up(["kv_cache"])
+        await engine.wake_up(["weights"])
+        assert await engine.is_sleeping()
+        await engine.wake_up(["kv_cache"])
         assert not await engine.is_sleeping() and await tokens() == expected(PROMPT, 8)
 
     asyncio.run(main())

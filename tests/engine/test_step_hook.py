@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.observability.stats import ExpertStats, Stats
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler

@@ -15,7 +15,7 @@ from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
-from quintet.engine.observability.stats import SchedulerStats, Stats
+from quintet.engine.observability.stats import SchedulerStats, Stats, WeightStats
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.processes.messages import ADAPTER_TAKEN, ADAPTER_UNKNOWN, LoadLoRA, ServedLoRA
@@ -109,6 +109,23 @@ class FakeAdapters:
 
 
 @dataclass
+class FakeWeights:
+    """Notes orders, and carries out none."""
+
+    ran: list[Any] = field(default_factory=list)
+    stats: WeightStats = WeightStats()
+    refuses: str = ""  # why it does nothing
+    busy: int = 0  # times that a pause is asked for before requests have finished
+
+    async def run(self, order: Any) -> Any:
+        self.ran.append(order)
+        if self.refuses:
+            raise EngineRefusal(self.refuses)
+        self.busy -= 1
+        return self.busy < 0
+
+
+@dataclass
 class FakeBackend:
     """Answers with `reply`, or the prompt's own tokens again and again; one token for each turn of the loop.
 
@@ -132,6 +149,8 @@ class FakeBackend:
     asleep: int = 0
     trace_control: FakeTraces = field(default_factory=FakeTraces)
     lora: FakeAdapters = field(default_factory=FakeAdapters)
+    weights: FakeWeights = field(default_factory=FakeWeights)
+    woken: Sequence[str] | None = None  # what was woken last
     refuses: str = ""  # why it does not sleep, or wake
     max_model_len: int = 512
     pooling: PoolingBounds | None = None  # of a model that gives numbers
@@ -258,11 +277,12 @@ class FakeBackend:
             raise EngineRefusal(self.refuses)
         self.asleep = level
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self.woken = tags
         await self.sleep(0)
 
     def stats(self) -> Stats:
-        return Stats(SchedulerStats(num_running=len(self.running)), asleep=self.asleep)
+        return Stats(SchedulerStats(num_running=len(self.running)), weights=self.weights.stats, asleep=self.asleep)
 
     def engines(self) -> list[tuple[ModelInfo, Stats]]:
         return [] if self.unavailable_reason() else [(self.model_info, self.stats())]

@@ -49,7 +49,6 @@ UNSUPPORTED: Mapping[str, str] = {
         ("disable_log_requests", "enable_log_requests", "max_log_len"),
         "texts of requests are never logged; leave it out",
     ),
-    "worker_extension_cls": "workers run no code of a caller's; a platform package decides how they run",
     "worker_cls": "a platform package decides how it runs; see quintet/interface/platform.py",
     "default_mm_loras": "images and audio of no model are served yet, so no adapter is theirs; leave it out",
     "specialize_active_lora": "steps compute the adapters that their requests have, and no others; leave it out",
@@ -218,7 +217,6 @@ COMMANDS: Mapping[str, str] = {
 
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
-    "apply_model": "workers run no code of the caller's; for other weights, use reload_weights(path)",
     "set_tokenizer": "use the engine argument tokenizer",
     "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
     "from_vllm_config": "use from_engine_args",

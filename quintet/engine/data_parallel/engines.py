@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
+from quintet.engine.sleep import check_tags
 from quintet.engine.startup import EnginePlan
+from quintet.engine.weight_transfer.remote import RemoteControls
 from quintet.interface.platform import ASIDE, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
@@ -56,6 +58,8 @@ class DataParallelEngines:
         `config`: as the user gave it; every engine derives the same from it.
         """
         self.profiler, self.asleep = Profiler(), 0
+        self._parts_awake = False  # while they sleep, the weights are awake
+        self.controls = RemoteControls(self._jointly, self.stats)
         self._timeout = config.distributed_timeout_seconds
         self._names: dict[str, str] = {}  # of requests that have not ended, as their engine knows them -> their ids
         self._ids: dict[str, str] = {}  # and back
@@ -160,7 +164,7 @@ class DataParallelEngines:
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         was = self.asleep
         try:
-            freed = sum(self._jointly(SleepCommand(level)))
+            freed = sum(answer.freed for answer in self._jointly(SleepCommand(level)))
         except tuple(wire.FIXABLE.values()):
             if not was:
                 self._jointly(WakeUpCommand())
@@ -169,19 +173,26 @@ class DataParallelEngines:
         self.clients.forget()
         return freed
 
-    def wake_up(self) -> None:
-        self._jointly(WakeUpCommand())
-        self.asleep = 0
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        wakes = check_tags(tags)
+        self._jointly(WakeUpCommand(list(wakes)))
+        if "kv_cache" in wakes:
+            self.asleep = 0
+        self._parts_awake = self.asleep > 0
 
     def reload_weights(self, folder: Path | WeightFiles | None) -> None:
         """Reloads weights as Engine.reload_weights does; each engine reads them."""
-        self.check_awake()
+        if not self._parts_awake:
+            self.check_awake(torn=True)
         path = folder.folder if isinstance(folder, WeightFiles) else folder
         self._jointly(ReloadCommand(None if path is None else str(path)))
+        self.controls.refusal = ""
         self.clients.forget()
 
-    def check_awake(self) -> None:
-        """Raises ValueError while the engines sleep."""
+    def check_awake(self, torn: bool = False) -> None:
+        """Raises ValueError while the engines sleep, or, but for `torn`, while their weights are torn."""
+        if self.controls.refusal and not torn:
+            raise ValueError(self.controls.refusal)
         if self.asleep:
             raise ValueError(f"the engine is asleep (level {self.asleep}) and takes no requests; call wake_up() first")
 
@@ -201,8 +212,8 @@ class DataParallelEngines:
             else replace(stats, scheduler=replace(stats.scheduler, num_running=0, num_waiting=0, kv_usage=0.0))
         )
 
-    def _jointly(self, work: wire.Work) -> list[int]:
-        """Sends an order to all engines -> the bytes that each freed. Raises the error of one that fails."""
+    def _jointly(self, work: wire.Work) -> list[wire.Answer]:
+        """Sends an order to all engines -> their answers. Raises the error of one that fails."""
         self._check_alive()
         with DeferredSigint():
             numbers = [next(self._numbers) for _ in self.children]
@@ -215,7 +226,7 @@ class DataParallelEngines:
         for answer in answers:
             if answer.refused:
                 raise wire.FIXABLE[answer.kind](answer.refused)
-        return [answer.freed for answer in answers]
+        return answers
 
     def _listen(self, seconds: float = _POLL_SECONDS) -> None:
         """Takes in what has arrived; waits so long for something. Then looks for engines that have ended."""

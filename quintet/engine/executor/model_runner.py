@@ -21,6 +21,7 @@ from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.row_store.writing import write_rows
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
+from quintet.engine.sleep import TAGS
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import HostBatch
 from quintet.model_loader.weight_files import WeightFiles
@@ -183,9 +184,9 @@ class StepRunner:
             self.wake()
             raise
 
-    def wake(self) -> None:
+    def wake(self, tags: Sequence[str] = TAGS) -> None:
         """Restores memory and weights; after an error the call may be repeated."""
-        self._ranks.map_workers(lambda worker: worker.wake())
+        self._ranks.map_workers(lambda worker: worker.wake(tags))
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Replaces the weights on every rank."""

@@ -15,6 +15,7 @@ from quintet.engine.executor.mixers import kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
+from quintet.engine.sleep import TAGS
 from quintet.interface.platform import DROPPED, Platform, State
 from quintet.interface.types import (
     AttentionSpec,
@@ -37,6 +38,7 @@ from quintet.layers.lora import LoRAPools
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.row_store import RowStore
+from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
@@ -88,6 +90,7 @@ class Worker:
         self._state: State = ()
         self._given: tuple[Tensor, ...] | None = None  # hidden states of the last step, where a draft head reads them
         self._given_by_model = True  # and not by the head itself
+        self.incoming: Incoming | None = None  # tensors of an update of the weights that has begun
 
     def build(self, hf_config: Any, sizes: ModelSizes) -> None:
         """Makes the models without their weights; again, if the plan settles on another length."""
@@ -279,12 +282,14 @@ class Worker:
             freed += part.drop_weights() if level == DROPPED else 0
         return freed
 
-    def wake(self) -> None:
+    def wake(self, tags: Collection[str] = TAGS) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
-        self.device.wake()
-        for part in self.parts:
-            part.wake()
-        self._begin(progress=False)
+        if "weights" in tags:
+            self.device.wake()
+            for part in self.parts:
+                part.wake()
+        if "kv_cache" in tags:
+            self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""

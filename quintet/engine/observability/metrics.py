@@ -15,6 +15,8 @@ GAUGES: Mapping[str, str] = {
     "vllm:kv_cache_usage_perc": "scheduler.kv_usage",
     "quintet:expert_balancedness": "experts.expert_balancedness",
     "quintet:spec_decode_disabled": "spec_decode.num_disabled",
+    "quintet:paused": "weights.paused",
+    "quintet:weights_torn": "weights.torn",
 }
 COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:prefix_cache_queries": "scheduler.prefix_queries",
@@ -32,6 +34,7 @@ COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "quintet:kv_pages_stored": "kv_connector.pages_stored",
     "quintet:kv_pages_loaded": "kv_connector.pages_loaded",
     "quintet:kv_pages_failed": "kv_connector.pages_failed",
+    "quintet:weight_updates": "weights.weight_updates",
     "quintet:expert_placements": "experts.expert_placements",
     "quintet:experts_moved": "experts.experts_moved",
     "quintet:kv_transfer_pages_taken": "page_transfer.pages_taken",

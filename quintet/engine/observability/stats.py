@@ -94,6 +94,16 @@ class LoRAStats:
 
 
 @dataclass(frozen=True)
+class WeightStats:
+    """Weights that are served, and whether requests wait for others."""
+
+    weight_version: str = "default"  # as the last update named it; "" where engines differ
+    weight_updates: int = 0  # times that other weights came, reload_weights() among them
+    paused: int = 0  # 1: no step may start
+    torn: int = 0  # 1: an update failed after it had replaced some weights, and no request is taken
+
+
+@dataclass(frozen=True)
 class Stats:
     """Stats of an engine, by the part that counts them."""
 
@@ -104,6 +114,7 @@ class Stats:
     page_transfer: PageTransferStats = PageTransferStats()
     experts: ExpertStats = ExpertStats()
     lora: LoRAStats = LoRAStats()
+    weights: WeightStats = WeightStats()
     asleep: int = 0  # the level; 0: awake
     num_deferred: int = 0  # of those that wait, with grammars that may not be compiled yet
 
@@ -135,6 +146,10 @@ def _combined(name: str, column: Sequence[Any]) -> Any:
         return sum(column) / len(column)
     if name in ("asleep", "expert_balancedness"):
         return min(column)
+    if name == "weight_version":
+        return column[0] if len(set(column)) == 1 else ""
+    if name in ("weight_updates", "paused", "torn"):
+        return max(column)
     if name in ("running_adapters", "waiting_adapters"):
         return tuple(sorted({each for names in column for each in names})[:MAX_LORA_NAMES])
     if isinstance(column[0], str):

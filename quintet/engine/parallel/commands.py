@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quintet.engine.request import CoreRequest
+from quintet.engine.weight_transfer.orders import WeightOrder
 from quintet.lora.request import LoRAReference
 
 
@@ -60,7 +61,7 @@ class SleepCommand(msgspec.Struct, tag=True, array_like=True):
 
 
 class WakeUpCommand(msgspec.Struct, tag=True, array_like=True):
-    pass
+    tags: list[str] | None = None  # parts of the engine; None: all
 
 
 class ReloadCommand(msgspec.Struct, tag=True, array_like=True):
@@ -75,7 +76,9 @@ AdapterCommand = LoadAdapterCommand | DropAdapterCommand
 OtherCommand = CompileCommand | DraftCostsCommand | ResetPrefixCacheCommand
 RequestCommand = AddCommand | AbortCommand | AdapterCommand | OtherCommand
 # each rank reports its result
-CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdaptersCommand
+CollectiveCommand = (
+    SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand | ConfirmAdaptersCommand | WeightOrder
+)
 
 
 class CommandBatch(msgspec.Struct, array_like=True):

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,10 @@ from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.adapters import agree_on_adapters
 from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.multiproc import CLOSED
+from quintet.engine.parallel.together import run_together
 from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.engine.weight_transfer.orders import WEIGHT_ORDERS
+from quintet.engine.weight_transfer.remote import answer_order
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Channel, DeviceLost, Recording
 from quintet.interface.types import RankInfo
@@ -137,9 +141,20 @@ class Follower:
             self._recording = None
 
     def _jointly(self, order: inbox.CollectiveCommand) -> None:
+        if isinstance(order, WEIGHT_ORDERS):
+            return self._run_together(order)
         try:
             run_on_all_ranks(self._channel, lambda: run_collective(self._engine, self._prepared, order))
         except (ValueError, NotImplementedError, OSError, MemoryError) as error:  # on every rank
+            logger.debug("%s", error)
+
+    def _run_together(self, order: Any) -> None:
+        controls = self._engine.controls
+        try:
+            controls.run(order, lambda order, work: run_together(self._channel, controls, order, work))
+        except DeviceLost:
+            raise
+        except Exception as error:  # rank 0 has it
             logger.debug("%s", error)
 
 
@@ -152,13 +167,21 @@ def run_collective(
     if isinstance(order, inbox.ResetPrefixCacheCommand):
         engine.reset_prefix_cache()
     elif isinstance(order, inbox.WakeUpCommand):
-        engine.wake_up()
+        engine.wake_up(order.tags)
     elif isinstance(order, inbox.SaveShardedCommand):
         save_shards(prepared, Path(order.folder))
     elif isinstance(order, inbox.ReloadCommand):
         folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
         engine.reload_weights(folder)
     return 0
+
+
+def carry_out(engine: Engine, prepared: EnginePlan, work: Any) -> tuple[int, bytes]:
+    """Carries out an order of a client -> bytes that the engine freed, and the result of an order about weights in
+    msgpack."""
+    if isinstance(work, WEIGHT_ORDERS):
+        return 0, answer_order(engine.controls, work)
+    return run_collective(engine, prepared, work), b""
 
 
 def _drop_event(name: str, kind: str, track: int | str, begin: int, end: int) -> None:

@@ -1,19 +1,23 @@
 """Engine of rank 0, where ranks are processes: all its calls are sent to the other ranks, too, before a step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.common.interrupts import DeferredSigint
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.lora.loaded import LoadedLoRA
 from quintet.engine.needs import Need, refusal, wait_for_any
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.adapters import MAX_ADAPTERS, AgreedAdapters, agree_on_adapters
-from quintet.engine.request import CoreRequest
+from quintet.engine.parallel.together import run_together
+from quintet.engine.request import CoreRequest, FinishReason
 from quintet.engine.scheduler import MAX_OVERTAKEN
+from quintet.engine.sleep import check_tags
+from quintet.engine.weight_transfer.orders import PauseCommand, WeightOrder
 from quintet.interface.platform import ASIDE, Channel, DeviceLost
 from quintet.lora.request import LoRAReference
 from quintet.model_loader.weight_files import WeightFiles
@@ -188,6 +192,8 @@ class Leader(Engine):
         super().reset_prefix_cache()
 
     def compute(self) -> None:
+        if self.controls.blocks_steps:
+            return self.controls.wait()
         with DeferredSigint():
             if self._held:
                 self._add_ready()
@@ -206,13 +212,24 @@ class Leader(Engine):
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         return self.run_collective(inbox.SleepCommand(level), lambda: super(Leader, self).sleep(level))
 
-    def wake_up(self) -> None:
-        self.run_collective(inbox.WakeUpCommand(), super().wake_up)
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        wakes = list(check_tags(tags))
+        self.run_collective(inbox.WakeUpCommand(wakes), lambda: super(Leader, self).wake_up(wakes))
 
     def reload_weights(self, folder: Path | WeightFiles | None) -> None:
         path = folder.folder if isinstance(folder, WeightFiles) else folder
         order = inbox.ReloadCommand(None if path is None else str(path))
         self.run_collective(order, lambda: super(Leader, self).reload_weights(folder))
+
+    def _agree(self, order: WeightOrder, work: Callable[[], T]) -> T:
+        with DeferredSigint():
+            if isinstance(order, PauseCommand) and order.mode == "abort":
+                for request_id in list(self._held):
+                    self._release(request_id)
+                    self._deltas.append(TokenDelta(request_id, [], finish_reason=FinishReason.ABORT.value))
+            self._tell(order)
+            result: T = run_together(self._channel, self.controls, order, work)
+            return result
 
     def run_collective(self, order: inbox.CollectiveCommand, work: Callable[[], T]) -> T:
         """Runs work that every rank does, and none alone: where it fails on all alike it may be tried again."""

@@ -12,7 +12,8 @@ from torch import nn
 
 from quintet.config import EngineConfig
 from quintet.distributed.rendezvous import listen_on
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import RemoteRanks, WorkerGroup
 from quintet.engine.lora.manager import LoRARole

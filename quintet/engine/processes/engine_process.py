@@ -25,7 +25,7 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.factory import adapter_reader
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.parallel.commands import ResetPrefixCacheCommand
-from quintet.engine.parallel.follower import grammars_of, run_collective
+from quintet.engine.parallel.follower import carry_out, grammars_of
 from quintet.engine.pooling.adapted_heads import unchecked_heads
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
@@ -156,6 +156,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
         max_loras=config.max_loras if config.enable_lora else 0,
+        num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )
 
 
@@ -290,14 +291,14 @@ class Core:
             if isinstance(order.work, wire.StartProfile | wire.StopProfile):
                 return self._trace(order)
             assert not isinstance(order.work, wire.LoadLoRA | wire.UnloadLoRA)
-            freed = run_collective(self._engine, self._prepared, order.work)
+            freed, result = carry_out(self._engine, self._prepared, order.work)
         except tuple(wire.FIXABLE.values()) as error:
             logger.warning("refused: %s", error)
             failure = wire.Failure.of(error)
             return wire.Answer(order.number, failure.why, failure.kind)
         if not isinstance(order.work, ResetPrefixCacheCommand):
             self._send_pulse()
-        return wire.Answer(order.number, freed=freed)
+        return wire.Answer(order.number, freed=freed, result=result)
 
     def _send_pulse(self) -> None:
         frame = wire.encode(self._pulse.message())

@@ -18,6 +18,7 @@ from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel.commands import ReloadCommand, ResetPrefixCacheCommand, SleepCommand, WakeUpCommand
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
+from quintet.engine.weight_transfer.orders import WeightOrder
 from quintet.lora.request import LoRAReference
 from quintet.outputs import TokenDelta
 from quintet.pooling_params import PoolingParams
@@ -190,7 +191,9 @@ class UnloadLoRA(msgspec.Struct, tag=True, array_like=True):
     name: str
 
 
-EngineWork = ResetPrefixCacheCommand | SleepCommand | WakeUpCommand | ReloadCommand | StartProfile | StopProfile
+EngineWork = (
+    ResetPrefixCacheCommand | SleepCommand | WakeUpCommand | ReloadCommand | StartProfile | StopProfile | WeightOrder
+)
 Work = EngineWork | LoadLoRA | UnloadLoRA
 
 
@@ -271,6 +274,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     freed: int = 0  # bytes, of Sleep
     trace: tuple[str, int, str] = ("", 0, "")  # of StopProfile: the file's name, steps, why it ended
     engine: int = 0
+    result: bytes = b""  # of a WeightOrder, in msgpack
 
 
 FromEngine = Hello | Deltas | Pulse | Answer | Adapters

@@ -38,4 +38,5 @@ class ModelInfo:
     step_tokens: int = 2048  # that a step of the engine takes at most
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
     weight_bytes: int = 0  # that the weights take on one device
+    num_ranks: int = 1  # of one engine
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

@@ -177,7 +177,7 @@ def _of_soundfile(soundfile: Any, source: FileIO) -> Iterator[Piece]:
             yield file.samplerate, block
 
 
-def _of_ffmpeg(av: "av", source: FileIO, container: str) -> Iterator[Piece]:  # type: ignore[valid-type]
+def _of_ffmpeg(av: "av", source: FileIO, container: str) -> Iterator[Piece]:
     """Packets that cannot be decoded are left out, as players do."""
     library: Any = av
     with library.open(source, format=container, options={"protocol_whitelist": ""}) as file:

@@ -84,6 +84,8 @@ class AppState:
         why = self.backend.unavailable_reason()
         if why is None and self.sleep_level:
             return f"the engine is asleep (level {self.sleep_level}), and POST /wake_up wakes it"
+        if why is None and (stats := self.backend.stats()) is not None and stats.weights.torn:
+            return "the weights were replaced in part, and that failed; the trainer is to send a full update"
         return why
 
     @property

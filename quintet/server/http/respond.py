@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quintet import __version__
+from quintet.engine.observability.stats import Stats
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.server.http.app_state import AppState
@@ -35,19 +36,23 @@ class AnswerHead:
     @classmethod
     def for_answer(cls, service: AppState, answer_id: str, model: str | None) -> "AnswerHead":
         """`model` is the name that was asked for."""
-        return cls(
-            answer_id, int(time.time()), model or service.model_names[0], fingerprint(service.backend.model_info)
-        )
+        backend = service.backend
+        mark = fingerprint(backend.model_info, backend.stats())
+        return cls(answer_id, int(time.time()), model or service.model_names[0], mark)
 
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "created": self.created, "model": self.model,
                 "system_fingerprint": self.system_fingerprint}  # fmt: skip
 
 
-def fingerprint(served: ModelInfo) -> str:
-    """The same for the same model, settings and version: equal seeds then give equal outputs."""
+def fingerprint(served: ModelInfo, stats: Stats | None = None) -> str:
+    """The same for the same model, settings and version: equal seeds then give equal outputs. Weights that came while
+    the engine runs add their version: fp_..._VERSION."""
     facts = (__version__, served.model, served.vocab_size, served.max_model_len, served.seed, served.processors)
-    return "fp_" + hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+    mark = "fp_" + hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+    if stats is None or not stats.weights.weight_updates:
+        return mark
+    return f"{mark}_{stats.weights.weight_version}"
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -107,6 +107,10 @@ ENGINE_METRICS = (
         "quintet:expert_balancedness", "gauge",
         "Mean over most of what ranks had to do for experts in the last window; 0 without enable_eplb.",
     ),
+    MetricInfo("quintet:weight_info", "gauge", "1; the label is the version of the weights.", ("weight_version",)),
+    MetricInfo("quintet:weight_updates_total", "counter", "Times that other weights came while the engine ran."),
+    MetricInfo("quintet:paused", "gauge", "1 while no step may start: a pause, or an update of the weights."),
+    MetricInfo("quintet:weights_torn", "gauge", "1 after an update of the weights that failed half-way."),
     MetricInfo("quintet:expert_placements_total", "counter", "Times that experts moved between ranks."),
     MetricInfo("quintet:experts_moved_total", "counter", "Experts that came to a rank from another."),
     MetricInfo(

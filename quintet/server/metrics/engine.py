@@ -57,6 +57,7 @@ def _labelled_rows(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     if served.max_loras:
         names = (",".join(each) for each in (stats.lora.waiting_adapters, stats.lora.running_adapters))
         yield MetricSample("vllm:lora_requests_info", (str(served.max_loras), *names), [time.time()])
+    yield MetricSample("quintet:weight_info", (stats.weights.weight_version,), [1])
     yield MetricSample("vllm:cache_config_info", _cache_labels(served), [1])
 
 

@@ -28,6 +28,7 @@ from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes.adapter_client import AdapterClient
 from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.server.processes.messages import FromPeer, decode_to_worker
+from quintet.server.processes.weight_client import WeightClient
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class RemoteBackend:
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
         self.trace_control = _Traces(self._order)
         self.lora = AdapterClient(lambda work: self._order(work, 1))
+        self.weights = WeightClient(self._order_each, self._engines.forget)
         self.death_reason: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
@@ -165,11 +167,16 @@ class RemoteBackend:
             raise
         self._engines.forget()
 
-    async def wake_up(self) -> None:
-        await self._order(WakeUpCommand())
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        await self._order(WakeUpCommand(None if tags is None else list(tags)))
 
     async def _order(self, work: wire.Work, engines: int = 0) -> wire.Answer:
-        """Returns when all engines, or so many, have done it; EngineRefusal says why one has not."""
+        """Returns when all engines, or so many, have done it -> what the first answers; EngineRefusal says why one has
+        not."""
+        return (await self._order_each(work, engines))[0]
+
+    async def _order_each(self, work: wire.Work, engines: int = 0) -> list[wire.Answer]:
+        """The same -> what each answers."""
         self._ready()
         loop = asyncio.get_running_loop()
         numbers = list(itertools.islice(self._numbers, engines or self._engines.count))
@@ -183,7 +190,7 @@ class RemoteBackend:
                 del self._answers[number]
         if refused := [each for each in results if each.refused]:
             raise EngineRefusal(refused[0].refused, refused[0].kind)
-        return results[0]
+        return results
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.lora.loaded import PackedAdapter
 from quintet.engine.lora.manager import LoRALimits, LoRAManager, LoRARole
 from quintet.engine.request import CoreRequest

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.lora.manager import LoRARole
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.parallel.external_launcher import MirroredLeader

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from quintet.clients.request_traces import TraceEntry
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel.balancing import LoadBalancer
-from quintet.engine.engine import Engine, EngineParts
+from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_parts import EngineParts
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool

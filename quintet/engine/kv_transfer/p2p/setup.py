@@ -57,7 +57,9 @@ class ModelFingerprint:
         return self.page_format
 
     def update_weights(self, weights: WeightFiles | None) -> None:
-        self.page_format = msgspec.structs.replace(self.page_format, checkpoint=self._checksum(weights))
+        """Follows a change of weights. None: they came from a trainer, and no other engine's pages are like these."""
+        checkpoint = f"updated {secrets.token_hex(16)}" if weights is None else self._checksum(weights)
+        self.page_format = msgspec.structs.replace(self.page_format, checkpoint=checkpoint)
 
 
 def make_p2p_transfer(  # the last is for ranks

@@ -16,7 +16,7 @@ from quintet.server.http.respond import app_state_of, json_response
 router = APIRouter()
 
 Level = Annotated[int, Query(ge=1, le=2, description="1: weights are put aside on the host; 2: they are dropped")]
-Tags = Annotated[list[str] | None, Query(description="weights and kv_cache: both, or none")]
+Tags = Annotated[list[str] | None, Query(description="what wakes: weights, then kv_cache; both if left out")]
 
 
 @router.post("/sleep")
@@ -39,7 +39,7 @@ async def wake_up(http: HttpRequest, tags: Tags = None) -> Response:
     except ValueError as error:
         raise ApiError(400, str(error), param="tags") from None
     try:
-        await app_state_of(http).backend.wake_up()
+        await app_state_of(http).backend.wake_up(tags)
     except EngineRefusal as error:
         raise ApiError(503, f"the engine is still asleep: {error}", code="asleep") from None
     return json_response(Sign("awake"))

@@ -18,7 +18,8 @@ PUBLIC_PATHS = ("/health", "/ready")
 # routes that change the engine for all clients
 ADMIN_PATHS = (
     "/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
+    "/v1/unload_lora_adapter", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
+    "/update_weights", "/finish_weight_update", "/update_weight_version",
 )  # fmt: skip
 _READ_METHODS = ("GET", "HEAD")
 OWNER_HEADER = "x-quintet-owner"  # a router's name for its caller; in an answer: the server separates owners by it

@@ -63,10 +63,11 @@ async def test_levels_and_tags() -> None:
             wrong = await http.post(f"/sleep?{query}")
             assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "level"
         assert (await http.post("/sleep?level=2")).status_code == 200 and backend.asleep == 2
-        wrong = await http.post("/wake_up?tags=weights")
-        assert wrong.status_code == 400 and "wake together" in wrong.json()["error"]["message"]
+        wrong = await http.post("/wake_up?tags=memory")
+        assert wrong.status_code == 400 and "weights" in wrong.json()["error"]["message"]
         assert wrong.json()["error"]["param"] == "tags" and backend.asleep == 2
         assert (await http.post("/wake_up?tags=weights&tags=kv_cache")).status_code == 200 and not backend.asleep
+        assert backend.woken == ["weights", "kv_cache"]
 
 
 @pytest.mark.parametrize(("path", "status", "code"), [("/sleep", 400, "cannot_sleep"), ("/wake_up", 503, "asleep")])

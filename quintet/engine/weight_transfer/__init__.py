@@ -1,0 +1,1 @@
+"""New weights for a running engine: pauses, updates, the ways by which tensors come, and calls of workers."""
