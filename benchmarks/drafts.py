@@ -67,9 +67,7 @@ def timed(llm: LLM, prompt: Any, temperature: float, tokens: int) -> tuple[float
     return took, list(output.outputs[0].token_ids), {name: after[name] - before[name] for name in after}
 
 
-def measure(
-    model: str | None, prompts: dict[str, tuple[Any, float]], tokens: int, rounds: int, adapts: bool = False
-) -> list[Gain]:
+def measure(model: str | None, prompts: dict[str, tuple[Any, float]], tokens: int, rounds: int) -> list[Gain]:
     """Every prompt with every number of guesses. A first call fills the prefix cache: decoding alone is timed."""
     given: dict[str, Any] = {"use_tqdm": False, "max_num_seqs": 4, "max_model_len": 1024}
     if model is not None:
@@ -77,7 +75,7 @@ def measure(
     plain = LLM(**given)
     engines = {
         (str(how["method"]), count): LLM(
-            **given, speculative_config={**how, "num_speculative_tokens": count, "adapt_num_tokens": adapts}
+            **given, speculative_config={**how, "num_speculative_tokens": count, "adapt_num_tokens": False}
         )
         for how, count in WAYS
     }
@@ -105,11 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b", help="shape of the copying checkpoint")
     parser.add_argument("--out", type=Path, default=RESULTS / "drafts.json")
+    parser.add_argument("--only-bundled", action="store_true", help="leaves the copying checkpoint out")
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    gains = measure(None, PROMPTS, 160, 5)
-    cycle = [96 * CYCLE + place for place in range(CYCLE)]
-    gains += measure(str(copying(args.model)), {"copies its prompt": (cycle * 2, 0.0)}, 96, 3)
+    gains = measure(None, PROMPTS, 160, args.rounds)
+    if not args.only_bundled:
+        cycle = [96 * CYCLE + place for place in range(CYCLE)]
+        gains += measure(str(copying(args.model)), {"copies its prompt": (cycle * 2, 0.0)}, 96, 3)
     facts = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "load": os.getloadavg()[0]}
     args.out.write_text(json.dumps({**facts, "gains": [asdict(gain) for gain in gains]}, indent=2) + "\n")
 

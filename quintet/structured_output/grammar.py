@@ -224,22 +224,13 @@ class Matcher:
         """True if it has taken more than its share of time, being one of so many slow ones."""
         return self._seconds > (FIRST_SECONDS + TOKEN_SECONDS * self._taken) / num_slow
 
-    def allows(self, request: TokenSequence, ahead: Sequence[int]) -> bool:
-        """Returns whether these tokens may come next, in this order; True if the output has ended."""
-        self.advance(request)
-        if self._state.is_stopped() or self._state.is_error():
-            return True
-        taken = self._state.try_consume_tokens(list(ahead))
-        if taken:
-            self._state.rollback(taken)
-        return bool(taken == len(ahead))
-
     def count_allowed(self, request: TokenSequence, ahead: Sequence[int]) -> int:
-        """Returns how many of these tokens may come next, up to the first that may not; 0 if the output has ended."""
+        """Returns how many of these tokens may come next, in this order, up to the first that may not; all of them if
+        the output has ended."""
         self.advance(request)
         if self._state.is_stopped() or self._state.is_error():
-            return 0
-        taken = int(self._timed(self._state.try_consume_tokens, list(ahead)))
+            return len(ahead)
+        taken = int(self._state.try_consume_tokens(list(ahead)))
         if taken:
             self._state.rollback(taken)
         return taken

@@ -55,7 +55,9 @@ class _ReasoningState:
         self._read = request.num_known
         drafts = request.token_ids[request.num_known : position]
         token_id = self._walk.after(drafts).forced_token(budget)
-        if token_id is None or request.grammar is None or request.grammar.allows(request, [*drafts, token_id]):
+        if token_id is None or request.grammar is None:
+            return token_id
+        if request.grammar.count_allowed(request, [*drafts, token_id]) > len(drafts):
             return token_id
         return None
 

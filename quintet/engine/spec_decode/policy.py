@@ -1,4 +1,4 @@
-"""How many drafts a step is worth: the chance that the next one is accepted against what one more token costs.
+"""Number of drafts in a step: weighs the chance that the next one is accepted against what one more token costs.
 
 Acceptance is counted per request; costs come as a table that one rank has measured, so that all ranks decide the same.
 """

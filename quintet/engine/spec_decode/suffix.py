@@ -93,7 +93,7 @@ class OwnText:
 
 
 class SuffixProposer(Proposer):
-    """Of the drafts from both sources, the one with more tokens that are expected to be right."""
+    """Proposes, of the drafts from both sources, the one with more tokens that are expected to be right."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_drafts = config.num_speculative_tokens
@@ -117,7 +117,9 @@ class SuffixProposer(Proposer):
 
     def _draft(self, request: Request) -> list[int]:
         """Returns draft tokens after the known ones; looks them up once for each number of these."""
-        text = self._texts.setdefault(request, OwnText())
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = OwnText()
         if text.num_drafted != request.num_known:
             ids = _history_of(request).token_ids_of(request)
             text.append_to(ids)
