@@ -29,8 +29,7 @@ CLIENT_TIMEOUTS = ClientTimeouts()
 def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = CLIENT_TIMEOUTS) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol class with these limits; uvicorn makes one object per connection."""
     limits = {
-        "max_head": settings.max_header_bytes, "timeouts": patience,
-        "max_body": max(settings.max_body_bytes, settings.max_upload_bytes),
+        "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "timeouts": patience,
         "max_connections": settings.max_connections,
         "unauthenticated": UnauthenticatedConnections(settings.max_connections),
     }  # fmt: skip
