@@ -157,3 +157,26 @@ def test_what_cannot_be_is_refused(spec: dict[str, Any], why: str) -> None:
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="has a vocabulary of .* tokens, and the model has"):
         LLM(BUNDLED, **SETTINGS, **_spec(str(variant("llama", "plain").folder)))
+
+
+@pytest.mark.slow
+def test_the_tokens_are_those_without_it_where_shapes_are_fixed() -> None:
+    """On JAX's CPU device: two models are compiled, and run in turns on one state."""
+    pytest.importorskip("jax")
+    settings = {
+        "device": "tpu",
+        "use_tqdm": False,
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "num_pages": 64,
+    }
+    params = [SamplingParams(temperature=0, max_tokens=24), SamplingParams(temperature=0.8, seed=3, max_tokens=24)]
+    found = []
+    for spec in ({}, _spec(BUNDLED)):
+        with LLM(BUNDLED, **settings, **spec) as llm:
+            answers = llm.generate(list(PROMPTS[:2]), params, use_tqdm=False)
+            found.append([list(each.outputs[0].token_ids) for each in answers])
+            counts = stats(llm).spec_decode
+    assert found[0] == found[1]
+    assert counts.num_accepted_tokens > counts.num_draft_tokens // 2
