@@ -34,8 +34,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     found: list[Replay] = []
 
     class Watched(Replay):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
             found.append(self)
 
     monkeypatch.setattr("quintet.platforms.cpu.platform.Replay", Watched)

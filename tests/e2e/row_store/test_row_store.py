@@ -27,8 +27,8 @@ class Watched(Replay):
 
     last: "Watched"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         Watched.last = self
 
 

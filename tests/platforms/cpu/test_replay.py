@@ -26,8 +26,8 @@ class Watched(Replay):
 
     last: "Watched"
 
-    def __init__(self, model: Any, extension: Any) -> None:
-        super().__init__(model, extension)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         Watched.last, self.recorded = self, 0
 
     @property
