@@ -101,14 +101,9 @@ class StepRunner:
 
     def __init__(self, ranks: WorkerGroup, batches: BatchBuilder, spans: Spans | None, agreement: Agree | None) -> None:
         """agreement: on how each step ended, where ranks are processes (parallel/step_agreement.py)."""
-        self.spans = spans or Spans()
+        self.spans, self.ranks = spans or Spans(), ranks
         self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
-
-    @property
-    def ranks(self) -> WorkerGroup:
-        """The model's workers."""
-        return self._ranks
 
     @property
     def supports_overlap(self) -> bool:
