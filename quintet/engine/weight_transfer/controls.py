@@ -238,7 +238,8 @@ class Controls:
     def _open(self, order: orders.InitTransferCommand) -> None:
         self.close()
         infos = [worker.rank_info for worker in self._ranks.workers]
-        self._receiver = open_receiver(order.info, [self._number * each.size + each.rank for each in infos])
+        numbers = [self._number * each.size + each.rank for each in infos]
+        self._receiver = open_receiver(order.info, numbers, self._views_by_rank()[0].device)
 
     def _receive(self, order: orders.ReceiveWeightsCommand) -> int:
         """Returns the number of tensors that came."""

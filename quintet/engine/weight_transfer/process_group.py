@@ -57,8 +57,10 @@ def send_tensors(group: Any, tensors: Iterable[Tensor]) -> None:
 class GroupReceiver:
     """Memberships of this process's ranks in a trainer's group."""
 
-    def __init__(self, info: Mapping[str, Any], ranks: Sequence[int]) -> None:
-        """`info`: vLLM's master_address, master_port, rank_offset and world_size; backend, gloo if left out."""
+    def __init__(self, info: Mapping[str, Any], ranks: Sequence[int], device: torch.device) -> None:
+        """`device`: of the first rank's weights.
+
+        `info`: vLLM's master_address, master_port, rank_offset and world_size; backend, gloo if left out."""
         missing = [name for name in ("master_address", "master_port", "world_size") if name not in info]
         if missing:
             raise ValueError(f"init_info lacks {', '.join(missing)}: the trainer's address, and the size of its group")
@@ -69,8 +71,7 @@ class GroupReceiver:
                 f"init_info: world_size {size} has no rank {outside[0]}; it is rank_offset and all ranks of the engine"
             )
         backend, seconds = str(info.get("backend", "gloo")), float(info.get("timeout", SECONDS))
-        accelerator = None if backend == HOST else torch.accelerator.current_accelerator()
-        self._device = torch.empty(0).device if accelerator is None else accelerator
+        self._device = torch.empty(0).device if backend == HOST else device
         self._pool = ThreadPoolExecutor(len(ranks), thread_name_prefix="weights")
         place = str(info["master_address"]), int(info["master_port"])
         joins = [self._pool.submit(join_group, *place, rank + offset, size, backend, seconds) for rank in ranks]

@@ -23,7 +23,7 @@ class Receiver(Protocol):
     def close(self) -> None: ...
 
 
-def open_receiver(info: Mapping[str, Any], ranks: Sequence[int]) -> Receiver:
+def open_receiver(info: Mapping[str, Any], ranks: Sequence[int], device: torch.device) -> Receiver:
     """Opens the way that `info` names (vLLM's init_info; ours has "backend" beside it), for the ranks of this process,
     counted over all engines. ValueError or OSError says why it cannot be opened."""
     if info.get("backend") == TCP or "address" in info:
@@ -32,7 +32,7 @@ def open_receiver(info: Mapping[str, Any], ranks: Sequence[int]) -> Receiver:
         return TCPReceiver(info, ranks)
     from quintet.engine.weight_transfer.process_group import GroupReceiver  # imports torch.distributed
 
-    return GroupReceiver(info, ranks)
+    return GroupReceiver(info, ranks, device)
 
 
 def receive_files(info: Mapping[str, Any], expect: Expect) -> Iterator[tuple[str, Tensor]]:
