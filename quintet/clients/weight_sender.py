@@ -67,7 +67,7 @@ class WeightSender:
         for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
             header = msgspec.msgpack.encode((name, name_of_dtype(tensor.dtype), list(tensor.shape)))
             self._send_all(TENSOR, header)
-            data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(data), CHUNK_BYTES):
                 self._send_all(DATA, bytes(data[start : start + CHUNK_BYTES]))
         self._send_all(END, b"")

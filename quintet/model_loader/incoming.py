@@ -160,9 +160,9 @@ class Incoming:
         if it must wait, unless it is `owned`: the caller does not change it any more.
         """
         self._check_name(name)
-        tensor = tensor.detach()
-        if tensor.device.type != "cpu":
-            tensor, owned = tensor.to("cpu"), True
+        given = tensor.detach()
+        tensor = given.cpu()  # itself, where it is on the host
+        owned = owned or tensor.data_ptr() != given.data_ptr()
         if self._gathered is not None:
             self._gathered[name] = TensorEntry(_InMemory(tensor if owned else tensor.clone()), name)
             return
@@ -352,6 +352,6 @@ def weight_checksums(model: nn.Module, paths: Collection[str] | None = None) -> 
     found = {}
     for path, layer in named_layers(model):
         for name, tensor in layer.assigned_tensors.items() if paths is None or path in paths else ():
-            content = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             found[f"{path}.{name}"] = hashlib.sha256(content.data).hexdigest()
     return found

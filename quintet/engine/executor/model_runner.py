@@ -102,15 +102,10 @@ class StepRunner:
 
     def __init__(self, ranks: WorkerGroup, batches: BatchBuilder, spans: Spans | None, agreement: Agree | None) -> None:
         """agreement: on how each step ended, where ranks are processes (parallel/step_agreement.py)."""
-        self.spans = spans or Spans()
+        self.spans, self.ranks = spans or Spans(), ranks
         self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
         self._token_rows: dict[Request, tuple[int, int, int]] | None = None
-
-    @property
-    def ranks(self) -> WorkerGroup:
-        """Workers that it runs steps on."""
-        return self._ranks
 
     def keep_token_rows(self) -> None:
         """Has steps remember the rows of their tokens, for a draft head that reads their hidden states."""

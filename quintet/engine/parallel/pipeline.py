@@ -87,7 +87,7 @@ class PipelineRunner(StepRunner):
 
     def __init__(self, inner: StepRunner, ranks: WorkerGroup, pipe: StageChannel) -> None:
         """`inner` runs whole steps, as the last stage does; the others use it for their layers alone."""
-        self.spans, self._inner, self._ranks, self._pipe = inner.spans, inner, ranks, pipe
+        self.spans, self.ranks, self._inner, self._ranks, self._pipe = inner.spans, ranks, inner, ranks, pipe
         self._last = pipe.stage == pipe.stages - 1
         self._broken: Exception | None = None  # why steps fail that start before the failed one has ended
         self._failed = False  # whether the last step that has ended failed

@@ -1,4 +1,4 @@
-"""What pauses and updates of weights do to the requests of an engine, between two steps."""
+"""Effects of pauses and of updates of weights on the requests of an engine, between two steps."""
 
 import sys
 from collections.abc import Callable, Sequence

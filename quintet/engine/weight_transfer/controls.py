@@ -126,17 +126,17 @@ class Controls:
             orders.ResumeCommand: self._resume,
             orders.RecomputeCommand: lambda order: self._engine.recompute(),
             orders.InitTransferCommand: self._open,
-            orders.StartUpdateCommand: lambda order: self.start(),
+            orders.StartUpdateCommand: lambda order: self._start(),
             orders.ReceiveWeightsCommand: self._receive,
-            orders.CheckUpdateCommand: lambda order: self.check(order.partial),
+            orders.CheckUpdateCommand: lambda order: self._check(order.partial),
             orders.FinishUpdateCommand: lambda order: self._commit(order.version, order.keep_kv),
             orders.FailUpdateCommand: lambda order: self.fail(order.why),
             orders.SetVersionCommand: self._set_version,
-            orders.CallWorkersCommand: lambda order: self.call(order.method, order.args, order.kwargs),
+            orders.CallWorkersCommand: lambda order: self._call(order.method, order.args, order.kwargs),
         }
         return handlers[type(order)](order)
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Begins an update: no step runs until it ends. Begins anew where one is open. ValueError if weights sleep."""
         self._engine.check_weights()
         self._engine.finish_steps()
@@ -155,7 +155,7 @@ class Controls:
             self.fail(str(error))
             raise
 
-    def check(self, partial: bool) -> None:
+    def _check(self, partial: bool) -> None:
         """ValueError if tensors are missing that must come before finish."""
         self._check_open()
         if partial and self.state.must_be_full:
@@ -186,7 +186,7 @@ class Controls:
         self.state, self.version = UpdateState(), FIRST_VERSION
         self.num_updates += 1
 
-    def call(self, method: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
+    def _call(self, method: Any, args: Any = (), kwargs: Any = None) -> list[Any]:
         """Calls a method of each worker of this process, by name, or a function of its WorkerView -> the results."""
         self._engine.finish_steps()
         views = dict(zip(self._ranks.workers, self._views_by_rank(), strict=True))
@@ -238,7 +238,8 @@ class Controls:
     def _open(self, order: orders.InitTransferCommand) -> None:
         self.close()
         infos = [worker.rank_info for worker in self._ranks.workers]
-        self._receiver = open_receiver(order.info, [self._number * each.size + each.rank for each in infos])
+        numbers = [self._number * each.size + each.rank for each in infos]
+        self._receiver = open_receiver(order.info, numbers, self._views_by_rank()[0].device)
 
     def _receive(self, order: orders.ReceiveWeightsCommand) -> int:
         """Returns the number of tensors that came."""

@@ -18,6 +18,9 @@ from quintet.engine.weight_transfer.tensor_types import dtype_named
 
 PREFIX = "quintet weights"
 SECONDS = 300.0
+# backends, by the names that init_process_group() has for them -> torch's classes; all but the first are unverified
+KINDS = {name.removeprefix("ProcessGroup").lower(): name for name in ("ProcessGroupGloo", "ProcessGroupNCCL")}
+HOST = next(iter(KINDS))  # tensors of the host's memory
 
 
 def join_group(
@@ -25,14 +28,13 @@ def join_group(
 ) -> Any:
     """Joins a group beside the default one -> torch's ProcessGroup. Rank 0 listens at the address. Returns when all
     ranks have come. ValueError: this torch has no such backend; RuntimeError if they do not come."""
-    kinds = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
-    kind = getattr(dist, kinds.get(backend, ""), None)
+    kind = getattr(dist, KINDS.get(backend, ""), None)
     if kind is None:
-        raise ValueError(f"this torch has no process groups of {backend!r}; give one of {', '.join(kinds)}")
+        raise ValueError(f"this torch has no process groups of {backend!r}; give one of {', '.join(KINDS)}")
     limit = datetime.timedelta(seconds=seconds)
     torch_store: Any = dist  # torch's stubs leave stores out
     store = torch_store.PrefixStore(PREFIX, torch_store.TCPStore(address, port, world_size, rank == 0, limit))
-    if backend == "nccl":
+    if backend != HOST:
         options = kind.Options()
         options._timeout = limit
         return kind(store, rank, world_size, options)
@@ -55,8 +57,10 @@ def send_tensors(group: Any, tensors: Iterable[Tensor]) -> None:
 class GroupReceiver:
     """Memberships of this process's ranks in a trainer's group."""
 
-    def __init__(self, info: Mapping[str, Any], ranks: Sequence[int]) -> None:
-        """`info`: vLLM's master_address, master_port, rank_offset and world_size; backend, gloo if left out."""
+    def __init__(self, info: Mapping[str, Any], ranks: Sequence[int], device: torch.device) -> None:
+        """`device`: of the first rank's weights.
+
+        `info`: vLLM's master_address, master_port, rank_offset and world_size; backend, gloo if left out."""
         missing = [name for name in ("master_address", "master_port", "world_size") if name not in info]
         if missing:
             raise ValueError(f"init_info lacks {', '.join(missing)}: the trainer's address, and the size of its group")
@@ -67,7 +71,7 @@ class GroupReceiver:
                 f"init_info: world_size {size} has no rank {outside[0]}; it is rank_offset and all ranks of the engine"
             )
         backend, seconds = str(info.get("backend", "gloo")), float(info.get("timeout", SECONDS))
-        self._device = "cuda" if backend == "nccl" else "cpu"
+        self._device = torch.empty(0).device if backend == HOST else device
         self._pool = ThreadPoolExecutor(len(ranks), thread_name_prefix="weights")
         place = str(info["master_address"]), int(info["master_port"])
         joins = [self._pool.submit(join_group, *place, rank + offset, size, backend, seconds) for rank in ranks]

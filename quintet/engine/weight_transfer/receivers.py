@@ -1,6 +1,5 @@
 """Ways by which tensors come to a rank: shared memory, files, TCP, a process group of torch.distributed."""
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +10,7 @@ from torch import Tensor
 from quintet.model_loader.weight_files import WeightFiles
 
 Expect = Callable[[str, list[int], torch.dtype], None]  # ValueError: a tensor that is to come has no place
-TRANSFERS: Mapping[str, str] = {
-    "tcp": "quintet.engine.weight_transfer.tcp:TCPReceiver",
-    "gloo": "quintet.engine.weight_transfer.process_group:GroupReceiver",
-    "nccl": "quintet.engine.weight_transfer.process_group:GroupReceiver",
-}
+TCP = "tcp"
 
 
 class Receiver(Protocol):
@@ -28,15 +23,16 @@ class Receiver(Protocol):
     def close(self) -> None: ...
 
 
-def open_receiver(info: Mapping[str, Any], ranks: Sequence[int]) -> Receiver:
+def open_receiver(info: Mapping[str, Any], ranks: Sequence[int], device: torch.device) -> Receiver:
     """Opens the way that `info` names (vLLM's init_info; ours has "backend" beside it), for the ranks of this process,
     counted over all engines. ValueError or OSError says why it cannot be opened."""
-    backend = info.get("backend", "tcp" if "address" in info else "gloo")
-    if backend not in TRANSFERS:
-        raise ValueError(f"init_info: backend {backend!r} is not one of {', '.join(TRANSFERS)}")
-    module, _, name = TRANSFERS[backend].partition(":")
-    receiver: Receiver = getattr(importlib.import_module(module), name)(info, ranks)
-    return receiver
+    if info.get("backend") == TCP or "address" in info:
+        from quintet.engine.weight_transfer.tcp import TCPReceiver
+
+        return TCPReceiver(info, ranks)
+    from quintet.engine.weight_transfer.process_group import GroupReceiver  # imports torch.distributed
+
+    return GroupReceiver(info, ranks, device)
 
 
 def receive_files(info: Mapping[str, Any], expect: Expect) -> Iterator[tuple[str, Tensor]]:

@@ -55,7 +55,7 @@ class Segment:
             with mmap.mmap(descriptor, size) as mapped:
                 for (_, tensor), (*_, start) in zip(tensors, self._table, strict=True):
                     if tensor.numel():
-                        content = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+                        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
                         mapped[start : start + len(content)] = content
         finally:
             os.close(descriptor)
@@ -80,7 +80,7 @@ def segments(tensors: Iterable[tuple[str, Tensor]], most: int = MAX_SEGMENT) -> 
             yield Segment(waiting)
             waiting, size = [], 0
         # what is yielded may be freed when the next tensor is asked for
-        waiting.append((name, tensor.detach().to("cpu", copy=True)))
+        waiting.append((name, tensor.detach().cpu().clone()))
         size += taken
     if waiting:
         yield Segment(waiting)

@@ -54,7 +54,7 @@ class WorkerView:
     def __init__(self, worker: "Worker", controls: "Controls") -> None:
         self.rank = self.local_rank = worker.rank_info.rank
         self.world_size = worker.rank_info.size
-        self.device = next((each.device for each in worker.model.parameters()), torch.device("cpu"))
+        self.device = next((each.device for each in worker.model.parameters()), torch.empty(0).device)
         self._module = worker.model
         self._load: Load = lambda tensors: controls.load(worker, tensors)
         self.model_runner = SimpleNamespace(model=ModelView(worker.model, self._load))

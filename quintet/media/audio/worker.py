@@ -177,9 +177,8 @@ def _of_soundfile(soundfile: Any, source: FileIO) -> Iterator[Piece]:
             yield file.samplerate, block
 
 
-def _of_ffmpeg(av: "av", source: FileIO, container: str) -> Iterator[Piece]:
-    """Packets that cannot be decoded are left out, as players do."""
-    library: Any = av
+def _of_ffmpeg(library: Any, source: FileIO, container: str) -> Iterator[Piece]:
+    """Packets that cannot be decoded are left out, as players do. `library`: the module av."""
     with library.open(source, format=container, options={"protocol_whitelist": ""}) as file:
         if not file.streams.audio:
             raise Refused("it has no sound, only pictures or data; send a file with sound")

@@ -30,7 +30,7 @@ IncludeDP = Annotated[bool, Query(description="count the ranks of all engines, n
 
 
 class InitTransfer(Body):
-    """How tensors will come."""
+    """The way by which tensors will come."""
 
     init_info: dict[str, Any] = Field(description="TCP: address; a process group: master_address, master_port, "
                                       "rank_offset, world_size and backend")  # fmt: skip
@@ -58,7 +58,7 @@ class NewVersion(Body):
 
 
 class Message(msgspec.Struct):
-    """What was done."""
+    """An order that was carried out."""
 
     message: str
 
