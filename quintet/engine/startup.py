@@ -47,7 +47,7 @@ from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
-from quintet.engine.spec_decode.drafter import drafter_sizes
+from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
@@ -198,10 +198,7 @@ def _decide(
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
         sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
-    drafter = drafter_sizes(config, facts, platform, whole, sizes, reasons)
-    if drafter is not None and drafter.head is not None:
-        sizes = replace(sizes, requested_outputs=RequestedOutputs(aux_hidden_states=drafter.head.layers))
-    sizes = replace(sizes, drafter=drafter)
+    sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(

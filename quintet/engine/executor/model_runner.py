@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.executor.batch_builder import BatchBuilder
-from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.executor.output_rows import OutputRows, TokenRows
 from quintet.engine.executor.worker import PreviousTokens, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
@@ -105,17 +105,7 @@ class StepRunner:
         self.spans, self.ranks = spans or Spans(), ranks
         self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
-        self._token_rows: dict[Request, tuple[int, int, int]] | None = None
-
-    def keep_token_rows(self) -> None:
-        """Has steps remember the rows of their tokens, for a draft head that reads their hidden states."""
-        self._token_rows = {}
-
-    def take_token_rows(self) -> dict[Request, tuple[int, int, int]]:
-        """Returns, of each request of the last step, its first row, the position of that, and the number of rows; once:
-        the hidden states hold until the next step."""
-        taken, self._token_rows = self._token_rows or {}, {}
-        return taken
+        self.token_rows: TokenRows | None = None  # of the last step, where a draft head reads its hidden states
 
     @property
     def supports_overlap(self) -> bool:
@@ -192,11 +182,8 @@ class StepRunner:
         if plan.row_writes:
             write_rows(self._ranks, plan.row_writes)
         built = self._batches.build(plan)
-        if self._token_rows is not None:
-            self._token_rows, row = {}, 0
-            for request, count in plan.tokens.items():
-                self._token_rows[request] = row, request.num_computed, count
-                row += count
+        if self.token_rows is not None:
+            self.token_rows.note(plan)
         if self.spans.events is not None:
             self.spans.lap("build batch", plan)
         return built

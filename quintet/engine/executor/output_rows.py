@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quintet.engine.request import Request
+from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import IntArray
 
 
@@ -45,6 +46,25 @@ class OutputRows(NamedTuple):
         for row, (request, _) in enumerate(self.verify, len(self.sample)):
             rows.setdefault(request, []).append(row)
         return rows
+
+
+class TokenRows:
+    """Rows of the tokens of the last step: of each request its first row, the position of that, and their number."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Request, tuple[int, int, int]] = {}
+
+    def note(self, plan: StepPlan) -> None:
+        """Remembers the rows of a step that is about to run."""
+        self._rows, row = {}, 0
+        for request, count in plan.tokens.items():
+            self._rows[request] = row, request.num_computed, count
+            row += count
+
+    def take(self) -> dict[Request, tuple[int, int, int]]:
+        """Returns the rows, once: hidden states hold until the next step."""
+        taken, self._rows = self._rows, {}
+        return taken
 
 
 def output_rows_of(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:

@@ -32,9 +32,8 @@ from quintet.interface.types import (
     leaves,
 )
 from quintet.layers.build import BuildContext, replacements
-from quintet.layers.decoder import CausalLM, ModelBase
+from quintet.layers.decoder import CausalLM
 from quintet.layers.layer_state import LayerMixer
-from quintet.layers.lora import LoRAPools
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.row_store import RowStore
@@ -105,12 +104,14 @@ class Worker:
             if isinstance(self.drafter.model, DraftHead):
                 self.drafter.model.borrow(cast(CausalLM, self.main.model))
             here = [*here, *self.drafter.mixers]
+        self.parts = (self.main,) if self.drafter is None else (self.main, self.drafter)
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
         mixers = [mixer for part in self.parts for mixer in part.mixers]
         self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here)
         self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
+        self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
 
     def _part(self, hf_config: Any, sizes: ModelSizes, head: type[DraftHead] | None = None) -> ModelPart:
         """Makes one of the models."""
@@ -146,26 +147,6 @@ class Worker:
             row_store=RowStore.make(sizes.row_store, sizes.dtype, self.rank_info, self.comm.rank),
         )
         return ModelPart(self.platform, hf_config, build, sizes, mixers, head)
-
-    @property
-    def parts(self) -> tuple[ModelPart, ...]:
-        """The model, and the drafter where there is one."""
-        return (self.main,) if self.drafter is None else (self.main, self.drafter)
-
-    @property
-    def model(self) -> ModelBase:
-        """The model that answers."""
-        return self.main.model
-
-    @property
-    def lora(self) -> LoRAPools | None:
-        """Pools of its adapters."""
-        return self.main.lora
-
-    @property
-    def row_store(self) -> RowStore | None:
-        """Rows in the places of its tokens' embeddings."""
-        return self.main.row_store
 
     def _stage_of(self, hf_config: Any) -> Stage:
         """Returns the pipeline stage of this rank: its layers."""
@@ -294,11 +275,6 @@ class Worker:
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
         self.main.reload(folder)
-
-    def allow_recorded(self, wanted: bool) -> None:
-        """Sets whether recorded or captured steps may run (see ModelPart)."""
-        for part in self.parts:
-            part.allow_recorded(wanted)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""

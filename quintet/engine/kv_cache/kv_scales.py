@@ -64,7 +64,7 @@ def _layers(worker: Worker) -> list[KVScales]:
 
 
 def _start_observing(worker: Worker) -> None:
-    worker.allow_recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
+    worker.main.allow_recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
     for layer in _layers(worker):
         layer.peaks = {}
 
@@ -75,4 +75,4 @@ def _write_scales(worker: Worker) -> None:
         dtype = worker.layouts[0].dtype
         for name, scale in layer.compute_scales(float(torch.finfo(dtype).max)).items():
             layer.assigned_tensors[name].copy_(scale)
-    worker.allow_recorded(True)
+    worker.main.allow_recorded(True)

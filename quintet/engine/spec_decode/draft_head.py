@@ -13,6 +13,7 @@ import torch
 
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.model_runner import StepRunner
+from quintet.engine.executor.output_rows import TokenRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.manager import KVCacheManager, missing_pages
 from quintet.engine.request import Request
@@ -46,9 +47,9 @@ class DraftHeadProposer:
     ) -> None:
         """token_ids [D]: the model's token of each that the head draws; None: they are the same."""
         self.num_drafts = limits.num_drafts
-        self._ranks, self._batches, self._tables, self._runner, self._limits = ranks, batches, tables, runner, limits
+        self._ranks, self._batches, self._tables, self._limits = ranks, batches, tables, limits
         self._sampler = DraftSampler(ranks.workers[0], limits.vocab_size, token_ids)
-        runner.keep_token_rows()
+        self._rows = runner.token_rows = TokenRows()
 
     def may_propose(self, requests: Sequence[Request]) -> bool:
         """Returns True: whatever the text is, there are drafts after it."""
@@ -59,7 +60,7 @@ class DraftHeadProposer:
 
     def start_over(self) -> None:
         """Forgets the last step."""
-        self._runner.take_token_rows()
+        self._rows.take()
 
     @torch.inference_mode()
     def propose(self, room: Sequence[tuple[Request, int]]) -> None:
@@ -97,7 +98,7 @@ class DraftHeadProposer:
     def _stretches(self) -> list[Stretch]:
         """Returns what the model's last step gave for each request, as far as the tokens after it are known."""
         found = []
-        for request, (row, first, count) in self._runner.take_token_rows().items():
+        for request, (row, first, count) in self._rows.take().items():
             count = min(count, request.num_known - 1 - first)
             if count > 0 and request.pages:  # it has neither ended nor lost its place
                 tokens = request.token_ids[first + 1 : first + 1 + count]

@@ -16,6 +16,7 @@ from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import StoredTensor
+from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.quantization import QuantizationPlan
 from quintet.model_loader.loader import check_counts, tensors_of
@@ -39,6 +40,16 @@ OWN_SETTINGS: Mapping[str, Any] = {
     "calculate_kv_scales": False,
     "speculative_config": None,
 }
+
+
+def with_drafter(
+    config: EngineConfig, facts: Capabilities, platform: Platform, whole: Any, sizes: ModelSizes, reasons: list[str]
+) -> ModelSizes:
+    """Returns the settings of a model with those of the drafter beside it (see drafter_sizes)."""
+    drafter = drafter_sizes(config, facts, platform, whole, sizes, reasons)
+    if drafter is not None and drafter.head is not None:
+        sizes = replace(sizes, requested_outputs=RequestedOutputs(aux_hidden_states=drafter.head.layers))
+    return replace(sizes, drafter=drafter)
 
 
 def drafter_sizes(

@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Iterator
 from io import FileIO
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -18,9 +18,6 @@ import psutil
 from quintet.common.processes import follow_parent, read_orders
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import BLOCK, MAX_RATE, MIN_RATE, Resampler, Samples
-
-if TYPE_CHECKING:
-    import av
 
 MEMORY = 2**30  # bytes of address space beyond what the libraries take when they are loaded
 CPU_SECONDS, CPU_SHARE = 20, 0.02  # of processor time: for any file, and for each second that a file may last

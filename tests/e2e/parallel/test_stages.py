@@ -311,7 +311,7 @@ def test_a_step_that_fails_on_one_rank_of_a_stage_leaves_none_waiting() -> None:
         return run(*arguments)
 
     for each in threads.prepared:  # a recorded step would not call it
-        each.ranks.workers[0].allow_recorded(False)
+        each.ranks.workers[0].main.allow_recorded(False)
     worker.model.forward = broken  # type: ignore[method-assign]
     threads.add("second", [5, 6, 7])
     threads.run()
