@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from quintet.api.trial.trial import REFUSED, TrialResult, try_model
+from quintet.api.trial.trial import NOT_RUN, REFUSED, TrialResult, try_model
 from quintet.config import EngineConfig
 
-NOT_RUN = "not run"
 MAX_ANSWER = 2**16  # bytes of a result
+GRACE = 10.0  # seconds for a process to end after its result
 _PRELOADED = ["quintet.api.trial.all_types", "quintet.api.llm", "transformers.modeling_utils"]
 
 
@@ -66,7 +66,9 @@ def _tried(context: Any, kind: str, limit: float) -> TrialResult:
     reason = f"its process was killed after {limit:.0f} s"
     try:
         if receiver.poll(limit):
-            return TrialResult(**json.loads(receiver.recv_bytes(MAX_ANSWER)))
+            result = TrialResult(**json.loads(receiver.recv_bytes(MAX_ANSWER)))
+            process.join(GRACE)
+            return result
     except EOFError:
         process.join()
         reason = f"its process ended with exit code {process.exitcode}"

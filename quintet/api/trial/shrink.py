@@ -68,7 +68,14 @@ def _kept_layers(entries: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         return tuple(range(min(layers, len(period))))
     if (pattern := entries.get("attention_types")) and isinstance(pattern, list):  # [[["global", "local"], 12]]
         return tuple(range(min(layers, len(pattern[0][0]))))
-    lists = [value for name, value in entries.items() if _is_per_layer(name, value, layers)]
+    lists = [
+        value for name, value in entries.items() if name not in names.DROPPED and _is_per_layer(name, value, layers)
+    ]
+    lists += [
+        [repr(value.get(layer, value.get(str(layer)))) for layer in range(layers)]
+        for name, value in entries.items()
+        if name not in names.DROPPED and _is_by_layer(value)
+    ]
     numbers = [set(entries[name]) for name in names.LAYER_NUMBERS if isinstance(entries.get(name), list)]
     first = [entries[name] for name in names.FIRST_LAYERS if _is_int(entries.get(name))]
     last = [layers - entries[name] for name in names.LAST_LAYERS if _is_int(entries.get(name))]
@@ -88,12 +95,19 @@ def _is_per_layer(name: str, value: Any, layers: int) -> bool:
     return listed and name not in (*names.OTHER_LISTS, *names.LAYER_NUMBERS)
 
 
+def _is_by_layer(value: Any) -> bool:
+    """Returns whether an entry is a dict with layer numbers as keys."""
+    return isinstance(value, dict) and bool(value) and all(str(key).isdecimal() for key in value)
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shrunk(name: str, value: Any, original: _Original) -> Any:
     """Returns the small value of one entry; others unchanged."""
+    if _is_by_layer(value):
+        return {place: value[key] for place, layer in enumerate(original.kept) for key in value if int(key) == layer}
     if isinstance(value, dict):
         return {key: _shrunk(key, inner, original) for key, inner in value.items()} if name in names.NESTED else value
     if isinstance(value, list):
@@ -104,19 +118,24 @@ def _shrunk(name: str, value: Any, original: _Original) -> Any:
         return names.TOKEN_IDS.get(name, 3) if value >= 0 else value
     if value < 1:
         return value
-    if name in names.LAYERS:
-        return len(original.kept)
-    if name in names.FIRST_LAYERS:
-        return sum(layer < value for layer in original.kept)
-    if name in names.LAST_LAYERS:
-        return sum(layer >= original.layers - value for layer in original.kept)
-    if name == "moe_layer_end_index":
-        return len(original.kept) - 1
+    if (count := _layer_count(name, value, original.kept, original.layers)) is not None:
+        return count
     if name in names.QUERY_HEADS:
         return min(value, names.HEADS)
     if name in names.HEAD_SIZES:
         return names.HEAD_SIZES[name]
     return _key_heads(name, value, original) or min(value, names.LARGEST.get(name, value))
+
+
+def _layer_count(name: str, value: int, kept: Sequence[int], layers: int) -> int | None:
+    """Counts of layers and the last layer of a kind, among those that stay; None for other entries."""
+    if name in names.LAYERS:
+        return len(kept)
+    if name in names.FIRST_LAYERS:
+        return sum(layer < value for layer in kept)
+    if name in names.LAST_LAYERS:
+        return sum(layer >= layers - value for layer in kept)
+    return len(kept) - 1 if name == "moe_layer_end_index" else None
 
 
 def _key_heads(name: str, value: int, original: _Original) -> int:

@@ -20,14 +20,18 @@ from quintet.models import families
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-NATIVE, BACKEND, REFUSED = "native", "backend", "refused"
+NATIVE, BACKEND, REFUSED, NO_COPY, NOT_RUN = "native", "backend", "refused", "no copy", "not run"
 REMEDY = "give a local folder with its config.json"
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of one trial. `verdict`: "native" (a family's file), "backend" (transformers' code on quintet's engine) or
-    "refused"; `equal`: of the greedy tokens, None if nothing was compared; `reason`: of a refusal or a difference."""
+    """Result of one trial.
+
+    `verdict`: "native" (a family's file runs it), "backend" (transformers' code on quintet's engine), "refused" (by
+    quintet), "no copy" (transformers makes or runs no small copy) or "not run"; `equal`: of the greedy tokens, None if
+    nothing was compared; `reason`: of a refusal or a difference.
+    """
 
     model: str
     model_type: str
@@ -37,11 +41,11 @@ class TrialResult:
 
     @property
     def passed(self) -> bool:
-        return self.verdict != REFUSED and self.equal is True
+        return self.equal is True
 
     def __str__(self) -> str:
         tokens = {True: "tokens equal transformers'", False: "tokens differ from transformers'", None: "not compared"}
-        parts = [self.verdict] + ([] if self.verdict == REFUSED else [tokens[self.equal]])
+        parts = [self.verdict] + ([tokens[self.equal]] if self.verdict in (NATIVE, BACKEND) else [])
         return f"{self.model} ({self.model_type}): {', '.join(parts)}" + (f": {self.reason}" if self.reason else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def try_model(config: EngineConfig) -> TrialResult:
     try:
         text = whole.get_text_config()
     except ValueError as error:  # several of them
-        return TrialResult(config.model, kind, REFUSED, None, one_line(error))
+        return TrialResult(config.model, kind, NO_COPY, None, one_line(error))
     return _compared(config.model, text)
 
 
@@ -92,7 +96,7 @@ def _compared(name: str, text: "PretrainedConfig") -> TrialResult:
         try:
             small = make_small_copy(text, Path(folder))
         except ValueError as error:
-            return TrialResult(name, kind, REFUSED, None, str(error))
+            return TrialResult(name, kind, NO_COPY, None, str(error).replace(folder, "the copy"))
         settings: dict[str, Any] = {
             "model": folder, "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64,
             "kv_cache_memory_bytes": "16M", "use_tqdm": False,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("MODEL", nargs="?", help="folder or hub id; its config.json alone is read")
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print a JSON object, or a list of them with --all")
+    group.add_argument("--json", action="store_true", help="print a JSON object; with --all it holds a list of results")
     group = parser.add_argument_group("all model types")
     group.add_argument(
         "--all", action="store_true", help="try every causal model type of transformers, by its defaults"
@@ -52,5 +52,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
 
     results = try_all(limit=arguments.limit, total=arguments.total, show=show)
     if arguments.json:
-        print(json.dumps([each.to_dict() for each in results], indent=1))
+        from transformers import __version__
+
+        print(json.dumps({"transformers": __version__, "results": [each.to_dict() for each in results]}, indent=1))
     return 0 if all(each.passed for each in results) else 1
