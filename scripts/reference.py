@@ -1,6 +1,6 @@
 """Writes docs/reference/ from the declarations of the code: python scripts/reference.py
 
-Commands, engine arguments, sampling parameters, environment variables, metrics and HTTP routes.
+Commands, engine arguments, sampling parameters, environment variables, metrics, HTTP routes and tried model types.
 tests/rules/test_reference.py checks that the pages are current.
 """
 
@@ -22,6 +22,7 @@ from quintet.sampling_params import RepetitionDetectionParams, SamplingParams, S
 from quintet.server.metrics.catalogue import ALL_METRICS
 from scripts.reference_pages.http_page import http_page
 from scripts.reference_pages.markdown import cell, code, table
+from scripts.reference_pages.tried_page import tried_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- written by scripts/reference.py -->\n"
@@ -186,6 +187,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment_page(),
         "metrics.md": metrics_page(),
         "http.md": http_page(NOTE),
+        "tried-models.md": tried_page(NOTE),
     }
 
 

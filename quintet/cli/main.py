@@ -45,6 +45,7 @@ COMMANDS = {
     "run-batch": CliCommand(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
     "platforms": CliCommand(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": CliCommand(_HOME + "explain", "show what would run a model here, and what was rejected"),
+    "try": CliCommand(_HOME + "try_model", "compare a small random copy of a model with transformers", "ERROR"),
     "conformance": CliCommand(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
     "new-platform": CliCommand(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
     "quantize": CliCommand(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),

@@ -1,0 +1,138 @@
+"""Small random copy of a model in transformers: its config, its weights, its folder and its greedy tokens."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quintet.api.trial.entries import VOCAB
+from quintet.api.trial.shrink import shrink
+from quintet.hub.hf_config import LONGEST, transformers_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+MAX_WEIGHTS = 20_000_000  # 80 MB of float32
+LENGTHS = (5, 19)  # tokens of the prompts; the longer one is longer than the window of a small copy
+NEW_TOKENS = 12
+CLEAR = 1e-3  # of the logits' standard deviation: a smaller distance of the two largest may be decided by rounding
+TRIES = 4  # prompts to draw until no choice is that near
+_FIRST_ID = 4  # smaller ids are special tokens
+
+
+@dataclass(frozen=True)
+class SmallCopy:
+    """Folder of a small model, the prompts, and the tokens that transformers continues them with."""
+
+    folder: Path
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+
+
+def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> SmallCopy:
+    """Writes a small random model of a text config's type to `folder`. ValueError if transformers has no causal model
+    of it, makes none of the small config, or computes no finite logits."""
+    kind = config.model_type
+    small = transformers_config(kind, shrink(config), folder / "config.json")
+    with torch.random.fork_rng(devices=[]), _without_bars():
+        torch.manual_seed(seed)
+        model = _model(small, kind)
+        randomize(model)
+        try:
+            model.save_pretrained(folder)
+            prompts, tokens = _continued(model)
+        except Exception as error:  # whatever transformers' code raises
+            raise ValueError(f"transformers' own code fails on a small copy of {kind!r}: {one_line(error)}") from error
+    return SmallCopy(folder, prompts, tokens)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without transformers' progress bars and advice."""
+    from transformers.utils import logging as transformers_log
+
+    verbosity, bars = transformers_log.get_verbosity(), transformers_log.is_progress_bar_enabled()
+    transformers_log.set_verbosity_error()
+    transformers_log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_log.set_verbosity(verbosity)
+        if bars:
+            transformers_log.enable_progress_bar()
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the beginning of an error's text, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]
+
+
+def _model(config: "PretrainedConfig", kind: str) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(f"transformers has no causal language model of type {kind!r}")
+    kernels = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
+    try:
+        with torch.device("meta"):
+            weights = sum(each.numel() for each in AutoModelForCausalLM.from_config(config, **kernels).parameters())
+        if weights <= MAX_WEIGHTS:
+            return AutoModelForCausalLM.from_config(config, **kernels).float().eval()
+    except Exception as error:  # whatever a class raises
+        raise ValueError(f"transformers makes no small copy of {kind!r}: {one_line(error)}") from error
+    large = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and value > 2 * VOCAB}
+    listed = ", ".join(f"{name}={value}" for name, value in sorted(large.items())[:8])
+    raise ValueError(
+        f"a small copy of {kind!r} would have {weights:,} weights, {MAX_WEIGHTS:,} are allowed; large entries: {listed}"
+    )
+
+
+@torch.no_grad()
+def randomize(model: Any) -> None:
+    """Draws weights: outputs of products are about as large as their inputs; norms and biases are not 1 and 0."""
+    from transformers.pytorch_utils import Conv1D
+
+    transposed = {id(each.weight) for each in model.modules() if isinstance(each, Conv1D)}
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            parameter.copy_(torch.nan_to_num(parameter).clamp(-8, 8) + torch.randn_like(parameter) * 0.2)
+        elif id(parameter) in embeddings or "embed" in name:
+            parameter.normal_(0, 1)
+        else:
+            inputs = parameter.shape[0] if id(parameter) in transposed else parameter.shape[-1]
+            parameter.normal_(0, 1.5 * inputs**-0.5)
+    for name, each in model.named_buffers():
+        if "correction_bias" in name:  # changes the choice of experts
+            each.normal_(0, 0.1)
+
+
+def _continued(model: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and their greedy continuations: of several draws, one where rounding decides no token."""
+    found: tuple[list[list[int]], list[list[int]]] = [], []
+    for _ in range(TRIES):
+        prompts = [torch.randint(_FIRST_ID, VOCAB, (length,)).tolist() for length in LENGTHS]
+        greedy = [_greedy(model, prompt) for prompt in prompts]
+        found = prompts, [tokens for tokens, _ in greedy]
+        if min(margin for _, margin in greedy) > CLEAR:
+            break
+    return found
+
+
+def _greedy(model: Any, prompt: Sequence[int]) -> tuple[list[int], float]:
+    """The next tokens, and the smallest distance of the two largest logits, in standard deviations. Without a cache:
+    each step computes the whole text."""
+    ids, margin = list(prompt), float("inf")
+    for _ in range(NEW_TOKENS):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+        if not bool(logits.isfinite().all()) or float(logits.std()) == 0:
+            raise ValueError("its logits are not finite, or all alike")
+        first, second = logits.topk(2).values.tolist()
+        margin = min(margin, (first - second) / float(logits.std()))
+        ids.append(int(logits.argmax()))
+    return ids[len(prompt) :], margin
