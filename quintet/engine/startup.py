@@ -187,8 +187,7 @@ def _decide(
         config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    made_for = None if pooling is None else pooling.length
-    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
+    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), pooling and pooling.length)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype))
     sizes = replace(sizes, row_store=row_store_sizes(config, facts, platform.name, length))

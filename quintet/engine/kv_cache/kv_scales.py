@@ -64,7 +64,9 @@ def _layers(worker: Worker) -> list[KVScales]:
 
 
 def _start_observing(worker: Worker) -> None:
-    worker.main.allow_recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
+    worker.main.allow_recorded(
+        False
+    )  # or only the first pieces of a prompt would be looked at, which comes in small ones
     for layer in _layers(worker):
         layer.peaks = {}
 
