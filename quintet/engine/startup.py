@@ -71,6 +71,8 @@ from quintet.structured_output.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
+POOLED = RequestedOutputs(logits=False, hidden_states=True)
+
 
 class ModelFiles(NamedTuple):
     """A model's weights, and the model family that reads them."""
@@ -187,16 +189,16 @@ def _decide(
         config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), pooling and pooling.length)
+    made_for = None if pooling is None else pooling.length
+    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype))
-    sizes = replace(sizes, row_store=row_store_sizes(config, facts, platform.name, length))
+    rows = row_store_sizes(config, facts, platform.name, length)
+    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
-        sizes = replace(sizes, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
-        sizes = replace(sizes, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
+        sizes = replace(sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
