@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from quintet.api.trial import entries as names
 from quintet.hub.model_impl import PER_LAYER
@@ -105,7 +105,7 @@ def _is_by_layer(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(str(key).isdecimal() for key in value)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
