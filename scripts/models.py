@@ -296,7 +296,9 @@ attended to both ways.
 ## Left out
 
 What has no file here and transformers has code for may run through that:
-[transformers-backend.md](transformers-backend.md).
+[transformers-backend.md](transformers-backend.md). `quintet try MODEL` ([the command line](cli.md)) compares a small
+random copy of an architecture with transformers; [tried-models.md](reference/tried-models.md) has the results of all
+causal model types of transformers.
 
 """
 END = """

@@ -27,7 +27,8 @@ python scripts/reference.py
 
 A small copy has all kinds of layers that the default config has, at most six layers, and prompts longer than its
 windows. Settings that the default config leaves out are not tried: `quintet try MODEL` tries those of a model's own
-config.json.
+config.json. `COMPLETED` in `quintet/api/trial/all_types.py` completes the default configs of `deepseek_v2`, `dots1`
+and `lfm2_moe`, which transformers cannot build alone.
 
 """
 

@@ -44,6 +44,13 @@ def test_lists_and_counts_of_layers_are_cut_alike() -> None:
     assert numbers["mlp_only_layers"] == [0] and numbers["num_hidden_layers"] == 2
 
 
+def test_entries_of_single_layers_follow_their_layers() -> None:
+    made = small("gemma4_text")  # layers that see all have heads twice as wide
+    wide = [int(layer) for layer, entries in made["per_layer_config"].items() if entries["head_dim"] == 32]
+    assert wide and made["head_dim"] == 16
+    assert {made["layer_types"][layer] for layer in wide} == {"full_attention"}
+
+
 @pytest.mark.parametrize(("queries", "keys", "left"), [(32, 32, 4), (32, 8, 2), (32, 1, 1)])
 def test_groups_of_heads_stay_groups(queries: int, keys: int, left: int) -> None:
     made = small("llama", num_attention_heads=queries, num_key_value_heads=keys)

@@ -7,19 +7,28 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quintet.api.trial.trial import NOT_RUN, REFUSED, TrialResult, try_model
+from quintet.api.trial.small_copy import one_line
+from quintet.api.trial.trial import NO_COPY, NOT_RUN, REFUSED, TrialResult, try_model
 from quintet.config import EngineConfig
 
 MAX_ANSWER = 2**16  # bytes of a result
 GRACE = 10.0  # seconds for a process to end after its result
 _PRELOADED = ["quintet.api.trial.all_types", "quintet.api.llm", "transformers.modeling_utils"]
+
+
+# what default configs lack, and no model of the type is without
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
+}
 
 
 def causal_types() -> list[str]:
@@ -82,12 +91,13 @@ def _tried(context: Any, kind: str, limit: float) -> TrialResult:
 def _try_type(kind: str, sender: Connection) -> None:
     """Tries a type's default config, in a process of its own. Its output goes nowhere."""
     torch.set_num_threads(1)
+    entries = {"model_type": kind, **COMPLETED.get(kind, {})}
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="quintet-try-") as folder, Path(os.devnull).open("w") as nowhere:
-        (Path(folder) / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+        (Path(folder) / "config.json").write_text(json.dumps(entries), encoding="utf-8")
         with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
             try:
                 result = try_model(EngineConfig(model=folder)).to_dict()
-            except (ValueError, OSError) as error:
-                result = TrialResult(kind, kind, REFUSED, None, str(error).replace(folder, kind)).to_dict()
+            except Exception as error:  # of transformers' code, of any kind
+                result = TrialResult(kind, kind, NO_COPY, None, one_line(error).replace(folder, kind)).to_dict()
     sender.send_bytes(json.dumps({**result, "model": kind}).encode())

@@ -106,6 +106,8 @@ HEAD_SIZES: Mapping[str, int] = {
     ),
     **dict.fromkeys(("global_head_dim", "index_head_dim", "attention_head_dim", "qk_head_dim"), 2 * HEAD),
 }  # fmt: skip
+# entries that some classes read as they are, None too -> what None means in a small copy
+IF_NONE: Mapping[str, int] = {"head_dim": HEAD, "num_key_value_heads": HEADS}
 # of Mamba: heads * features = expand * hidden size
 MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads")
 MAMBA_HEAD_SIZES = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")

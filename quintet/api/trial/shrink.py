@@ -4,9 +4,10 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from quintet.api.trial import entries as names
+from quintet.hub.model_impl import PER_LAYER
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -41,9 +42,13 @@ class _Original:
 def shrink(config: "PretrainedConfig") -> Entries:
     """Returns the entries of a small config, for the class of `config`: a text model's, not a wrapper's. ValueError if
     it names no number of layers."""
-    entries = copy.deepcopy(config.to_dict())
+    config = copy.deepcopy(config)
+    if hasattr(config, PER_LAYER):
+        setattr(config, PER_LAYER, True)
+    entries = config.to_dict()
     original = _Original.of(config, entries)
     small = {name: _shrunk(name, value, original) for name, value in entries.items() if name not in names.DROPPED}
+    small |= {name: value for name, value in names.IF_NONE.items() if name in small and small[name] is None}
     _tie_sizes(small, original)
     return {**small, "model_type": config.model_type}
 
@@ -72,7 +77,7 @@ def _kept_layers(entries: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         value for name, value in entries.items() if name not in names.DROPPED and _is_per_layer(name, value, layers)
     ]
     lists += [
-        [repr(value.get(layer, value.get(str(layer)))) for layer in range(layers)]
+        [repr({int(key): inner for key, inner in value.items()}.get(layer)) for layer in range(layers)]
         for name, value in entries.items()
         if name not in names.DROPPED and _is_by_layer(value)
     ]
@@ -100,14 +105,14 @@ def _is_by_layer(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(str(key).isdecimal() for key in value)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shrunk(name: str, value: Any, original: _Original) -> Any:
     """Returns the small value of one entry; others unchanged."""
     if _is_by_layer(value):
-        return {place: value[key] for place, layer in enumerate(original.kept) for key in value if int(key) == layer}
+        return _by_layer(value, original)
     if isinstance(value, dict):
         return {key: _shrunk(key, inner, original) for key, inner in value.items()} if name in names.NESTED else value
     if isinstance(value, list):
@@ -127,6 +132,26 @@ def _shrunk(name: str, value: Any, original: _Original) -> Any:
     return _key_heads(name, value, original) or min(value, names.LARGEST.get(name, value))
 
 
+def _by_layer(value: Mapping[Any, Any], original: _Original) -> Entries:
+    """Entries of single layers, under the new numbers of those that stay. Wider heads stay wider."""
+    small: Entries = {}
+    for place, layer in enumerate(original.kept):
+        for inner in (inner for key, inner in value.items() if int(key) == layer):
+            small[str(place)] = _shrunk_layer(inner, original)
+    return small
+
+
+def _shrunk_layer(inner: Any, original: _Original) -> Any:
+    if not isinstance(inner, dict):
+        return inner
+    small = {name: _shrunk(name, value, original) for name, value in inner.items()}
+    if "num_attention_heads" in inner and inner.get("num_key_value_heads") == inner["num_attention_heads"]:
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    if _is_int(inner.get("head_dim")):
+        small["head_dim"] = max(2, inner["head_dim"] * names.HEAD // original.head // 2 * 2)
+    return small
+
+
 def _layer_count(name: str, value: int, kept: Sequence[int], layers: int) -> int | None:
     """Counts of layers and the last layer of a kind, among those that stay; None for other entries."""
     if name in names.LAYERS:
@@ -142,6 +167,8 @@ def _key_heads(name: str, value: int, original: _Original) -> int:
     """As many as query heads, one, or a part of them, as in the large model; 0 for other entries."""
     if name not in names.KEY_HEADS:
         return 0
+    if value == 1:
+        return 1
     queries = original.entries.get(names.KEY_HEADS[name], original.heads)
     queries = max(queries) if isinstance(queries, list) else queries
     return names.HEADS if value == queries else min(value, names.KV_HEADS)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quintet.api.trial.entries import VOCAB
+from quintet.api.trial.entries import POSITIONS, VOCAB
 from quintet.api.trial.shrink import shrink
 from quintet.hub.hf_config import LONGEST, transformers_config
+from quintet.hub.max_model_len import LENGTHS as LENGTH_ENTRIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,7 +37,12 @@ def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> 
     """Writes a small random model of a text config's type to `folder`. ValueError if transformers has no causal model
     of it, makes none of the small config, or computes no finite logits."""
     kind = config.model_type
-    small = transformers_config(kind, shrink(config), folder / "config.json")
+    try:
+        small = transformers_config(kind, shrink(config), folder / "config.json")
+    except Exception as error:  # whatever a class raises, also for an entry that is read
+        raise ValueError(f"transformers makes no small config of {kind!r}: {one_line(error)}") from error
+    if not any(getattr(small, name, None) for name in LENGTH_ENTRIES):  # ALiBi, recurrent states
+        small.seq_length = POSITIONS
     with torch.random.fork_rng(devices=[]), _without_bars():
         torch.manual_seed(seed)
         model = _model(small, kind)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from quintet.api.trial.small_copy import NEW_TOKENS, SmallCopy, make_small_copy, one_line
 from quintet.common.json_files import read_object
 from quintet.config import INSIDE, EngineConfig, read_environment
@@ -97,12 +99,13 @@ def _compared(name: str, text: "PretrainedConfig") -> TrialResult:
             small = make_small_copy(text, Path(folder))
         except ValueError as error:
             return TrialResult(name, kind, NO_COPY, None, str(error).replace(folder, "the copy"))
+        host = torch.get_default_device().type  # the processor, where the reference was computed, too
         settings: dict[str, Any] = {
-            "model": folder, "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64,
+            "model": folder, "device": host, "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64,
             "kv_cache_memory_bytes": "16M", "use_tqdm": False,
         }  # fmt: skip
         try:
-            _, backend = read_model(EngineConfig(model=folder, device="cpu"), Path(folder), {})
+            _, backend = read_model(EngineConfig(model=folder, device=host), Path(folder), {})
             tokens = run_here(small, settings)
         except Exception as error:  # transformers' code may raise anything
             reason = str(error) if isinstance(error, (ValueError, OSError)) else one_line(error)
