@@ -61,7 +61,7 @@ def test_a_limit_on_open_files_that_is_too_low_is_said() -> None:
         ("port: [", "cannot be read"),
         ("port: 80\n--port: 81", "given twice"),
         ("swap-space: 4", "nothing is swapped"),
-        ("speculative-config.model: a/b", "no second model guesses yet"),
+        ("speculative-config.code-revision: main", "a draft model has the model's setting of that name"),
         ("speculative-config: {method: ngram}\nspeculative_config.method: ngram", "given twice"),
         ("speculatve-config.method: ngram", "did you mean 'speculative_config'"),
         ("!!python/object/apply:os.system ['true']", "cannot be read"),

@@ -267,7 +267,7 @@ async def test_characters_to_tokenize_are_counted_on_every_route(path: str, body
 
 
 async def test_bytes_of_all_bodies_are_counted_while_they_come() -> None:
-    service = AppState(prepared(), ServerConfig(max_queued_bytes=2000, max_body_bytes=1000))
+    service = AppState(prepared(), ServerConfig(max_queued_bytes=2000, max_body_bytes=1000, max_upload_bytes=1000))
     transport, go_on, half = httpx.ASGITransport(make_app(service)), asyncio.Event(), asyncio.Event()
     raw = json.dumps({"prompt": "a"}).encode().ljust(1000)
 
