@@ -157,16 +157,16 @@ class Worker:
 
     def _keep(self, mixings: Sequence[LayerMixer]) -> Collection[LayerMixer]:
         """Leaves in the model what this stage has of it -> those of its layers' mixings."""
-        trunk, stage = self.model.pipeline_trunk(), self.stage
+        trunk, stage = self.main.model.pipeline_trunk(), self.stage
         assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
         assert layer_mixers_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
-        self.model.other_stage_tensors = frozenset(
-            name for each in declared_weights(self.model) for name in each.weight.stored_on_all_ranks
+        self.main.model.other_stage_tensors = frozenset(
+            name for each in declared_weights(self.main.model) for name in each.weight.stored_on_all_ranks
         )
-        if not stage.last and hasattr(self.model, "lm_head"):
-            self.model.drop_lm_head()
+        if not stage.last and hasattr(self.main.model, "lm_head"):
+            self.main.model.drop_lm_head()
         trunk.keep_stage(stage)
-        self._reads = () if stage.first else self.model.shared_tensor_widths(stage.start)
+        self._reads = () if stage.first else self.main.model.shared_tensor_widths(stage.start)
         return layer_mixers_of(trunk.blocks)
 
     def _check_supported(self, spec: AttentionSpec | StateSpec, family: str) -> None:
