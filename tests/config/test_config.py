@@ -160,7 +160,7 @@ def test_no_name_is_both_there_and_lacking() -> None:
 # ------------------------------------------------------------------------------------------------------------- flags
 
 SAMPLES = {"max_model_len": "4K", "dtype": "half", "gpu_memory_utilization": "0.5", "hf_overrides": '{"a": 1}'}
-SAMPLES |= {"lora_dtype": "bfloat16"}
+SAMPLES |= {"lora_dtype": "bfloat16", "encoder_cache_rows": "64", "worker_extension_cls": "package.module.Class"}
 SAMPLES |= {"override_generation_config": '{"top_p": 0.5}', "load_format": "dummy", "scheduling_policy": "priority"}
 SAMPLES |= {"logprobs_mode": "raw_logits", "quantization": "int4", "quantization_group_size": "64"}
 SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mistral"}

@@ -33,7 +33,7 @@ class WorkerGroup:
     @property
     def channel(self) -> Channel | None:
         """Channel to the other ranks, where they are processes."""
-        return self.workers[0].comm.channel
+        return self.workers[0].comm.channel if self.workers else None  # a simulated engine has none
 
     def map_workers(self, call: Callable[[Worker], T]) -> list[T]:
         """The call on every worker, in rank order."""

@@ -196,7 +196,7 @@ def recordings(worker: Worker) -> dict[Any, int]:
     """size -> which recording, of a step on the CPU."""
     (replay,) = [
         each.cell_contents
-        for each in inspect.unwrap(worker._step).__closure__ or ()
+        for each in inspect.unwrap(worker.main.step).__closure__ or ()
         if hasattr(each.cell_contents, "_graphs")
     ]
     return {size: id(graph) for size, graph in replay._graphs.items()}

@@ -107,8 +107,7 @@ def test_weights_are_loaded_after_a_start_without_them(real: LLM) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (("apply",), "'apply' is not there: workers run no code of the caller; there is reload_weights"),
-        ((lambda worker: 1,), "a function is not there"),
+        (("apply",), "workers have no method 'apply'; name one of the class that worker_extension_cls gives"),
         (("update_config", None, ({"load_config": {"load_format": "auto", "x": 1}},)), "update_config takes"),
         (("update_config", None, ({"model_config": {"seed": 1}},)), "update_config takes"),
         (("update_config", None, ({"load_config": {"load_format": "wrong"}},)), "load_format"),
@@ -121,6 +120,7 @@ def test_other_calls_of_workers_are_refused_in_a_sentence(real: LLM, call: Any, 
     with pytest.raises(ValueError, match=says):
         real.collective_rpc(*call)
     assert real.collective_rpc("check_health", timeout=1.0) == [None]
+    assert real.collective_rpc(lambda worker: worker.rank) == [0]  # in one process
     assert text(real).startswith(" Paris.")
 
 
@@ -193,7 +193,7 @@ async def test_it_is_so_in_async_llm() -> None:
     llm = AsyncLLM.from_engine_args(EngineArgs("bundled", device="null", load_format="dummy", **SMALL))
     assert await llm.reset_prefix_cache(reset_running_requests=True) is True
     assert await llm.collective_rpc("check_health") == [None]
-    with pytest.raises(ValueError, match="'apply' is not there"):
+    with pytest.raises(ValueError, match="workers have no method 'apply'"):
         await llm.collective_rpc("apply")
     llm.shutdown()
 

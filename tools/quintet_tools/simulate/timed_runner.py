@@ -7,6 +7,8 @@ import torch
 
 from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
@@ -15,12 +17,16 @@ from quintet_tools.simulate.cost_model import Costs, Work
 _NOTHING = torch.empty(0)
 
 
+def _no_worker(rank: int) -> Worker:
+    raise AssertionError("simulated steps have no workers")
+
+
 class TimedSteps(StepRunner):
     """Steps of one engine, with a clock of its own. Times are seconds of the trace."""
 
     def __init__(self, costs: Costs, busy: Callable[[], int], seed: int = 0) -> None:
         """`busy`: how many engines of its machine compute, this one among them. `seed`: of how steps differ."""
-        self.spans = Spans()
+        self.spans, self.ranks = Spans(), WorkerGroup(0, _no_worker)
         self.now = 0.0  # set by who asks for a step; then, when its results are there
         self.worked = 0.0  # seconds of all steps
         self.scheduled: dict[str, float] = {}  # when requests that have not ended were first computed
