@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from quintet.common.suggestions import refuse_unknown
-from quintet.interface.platform import ASIDE, DROPPED
 
 TAGS = ("weights", "kv_cache")
 
@@ -21,6 +20,8 @@ def check_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
 
 def check_sleep(level: int, asleep: int, num_requests: int, updating: bool) -> None:
     """ValueError if an engine may not sleep at this level. `asleep`: the level at which it sleeps now, 0 if awake."""
+    from quintet.interface.platform import ASIDE, DROPPED  # imports torch, which a server's HTTP side does without
+
     if level not in (ASIDE, DROPPED):
         raise ValueError(f"level must be {ASIDE} (weights are put aside) or {DROPPED} (dropped), not {level!r}")
     if asleep not in (0, level):

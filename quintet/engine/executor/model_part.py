@@ -98,7 +98,8 @@ class ModelPart:
         """`mixers`: a list to which `build` appends those of the model's layers. `head`: the class, where the model's
         type does not say it."""
         self.platform, self.mixers, self.build = platform, mixers, build
-        self._cache, self._rank = sizes.weights_cache, build.rank
+        self._cache = sizes.weights_cache
+        self.rank = build.rank  # of its files; among the ranks of all stages, where there are several
         family: ModelFactory = head or model_class(hf_config, platform.models, sizes.transformers_backend)
         self.model: ModelBase = family(hf_config, build).eval()
         if not sizes.requested_outputs.logits:
@@ -150,7 +151,7 @@ class ModelPart:
         """Reads the weights from the checkpoint as it is now; random ones without a folder."""
         self.finish_store()
         self._folder = folder
-        self._storing = load(self.model, self.platform, folder, progress, self._rank, self._cache)
+        self._storing = load(self.model, self.platform, folder, progress, self.rank, self._cache)
         if self.lora is not None:
             self.lora.place(self.platform)
         if self.row_store is not None:

@@ -146,7 +146,9 @@ class Worker:
             lora=None if sizes.lora is None else LoRAStep(),
             row_store=RowStore.make(sizes.row_store, sizes.dtype, self.rank_info, self.comm.rank),
         )
-        return ModelPart(self.platform, hf_config, build, sizes, mixers, head)
+        made = ModelPart(self.platform, hf_config, build, sizes, mixers, head)
+        made.rank = self.rank_info.rank
+        return made
 
     def _stage_of(self, hf_config: Any) -> Stage:
         """Returns the pipeline stage of this rank: its layers."""

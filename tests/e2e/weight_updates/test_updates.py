@@ -210,8 +210,8 @@ def test_running_requests_go_on_with_the_tokens_that_they_have(keep_kv: bool) ->
         try:
             async for output in llm.generate(prompt, params):
                 if len(said) < 5 <= len(output.outputs[0].token_ids):
-                    await llm.update_weights(tensors_of(new), keep_kv=keep_kv)
                     computed = llm._client.engine.stats().steps.num_prompt_tokens
+                    await llm.update_weights(tensors_of(new), keep_kv=keep_kv)
                 said = list(output.outputs[0].token_ids)
             again = [each async for each in llm.generate(prompt, params)]
             done = llm._client.engine.stats().steps.num_prompt_tokens
