@@ -144,7 +144,7 @@ $(RUN): $(SOURCES)
 
 # Running needs the kernels of this processor alone; what tests and checks need compiles those of all.
 .extension:
-	$(PIP) --no-build-isolation --no-deps -C cmake.define.QUINTET_ISAS=$(ISAS) -e .
+	MAKEFLAGS= $(PIP) --no-build-isolation --no-deps -C cmake.define.QUINTET_ISAS=$(ISAS) -e .
 
 $(STAMP): $(RUN)
 	@echo "adding what tests, checks and benchmarks need to $(VENV)"

@@ -1,7 +1,6 @@
 // Stands in for the kernels of AVX-512 and what builds on it where they are not compiled (QUINTET_ISAS=NATIVE on a
 // processor without them): empty tables, which isa() knows them by. No kernel of these sets is then ever chosen.
 #include "cpu/kernels/attention.h"
-#include "cpu/kernels/ceiling.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/kernels/float8.h"
 #include "cpu/kernels/linear.h"
@@ -18,9 +17,6 @@ namespace quintet::cpu {
 
 const AttentionKernels kAttentionAvx512{};
 const AttentionKernels kAttentionAvx512Bf16{};
-const CeilingKernels kCeilingAvx512{};
-const CeilingKernels kCeilingAvx512Bf16{};
-const CeilingKernels kCeilingAmx{};
 const ElementwiseKernels kElementwiseAvx512{};
 const Float8Kernels kFloat8Avx512{};
 const Float8Kernels kFloat8Avx512Bf16{};
