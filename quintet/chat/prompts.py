@@ -10,6 +10,7 @@ from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
+from quintet.media.items import MediaItem
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
@@ -49,6 +50,7 @@ class Prompt:
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
 
     @property
     def salt(self) -> bytes:
@@ -91,6 +93,15 @@ class PromptLimit:
         if len(ids) >= self.tokens:
             raise ContextLengthError(self, f"{name} has {len(ids)} tokens")
         return ids
+
+    def fit_whole(self, ids: list[int], params: SamplingParams, name: str) -> None:
+        """Checks a prompt with media, which is not truncated. Raises ParameterError if it would be."""
+        if params.kept(len(ids), self.tokens) != slice(0, len(ids)):
+            raise ParameterError(
+                "truncate_prompt_tokens", f"would cut {name} of {len(ids)} tokens, which has media; leave it out, or "
+                "send fewer media",
+            )  # fmt: skip
+        self.fit(ids, params, name)
 
 
 def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
