@@ -147,10 +147,10 @@ class ModelOptions:
             raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")
         for modality, limit in (self.limit_mm_per_prompt or {}).items():
             most = limit.get("count") if isinstance(limit, Mapping) else limit  # vLLM takes {"image": {"count": 0}} too
-            if type(most) is not int or most:
+            if type(most) is not int or most < 0 or (most and modality != "image"):
                 raise ValueError(
-                    f"limit_mm_per_prompt has {modality!r}: {limit!r}, and images, audio and video of no model are "
-                    "served yet; give 0, or leave it out"
+                    f"limit_mm_per_prompt has {modality!r}: {limit!r}; give a number of images, or 0 of audio or "
+                    "video, which no model is served with yet"
                 )
         if self.override_generation_config:
             names = ("max_new_tokens", *GENERATION_DEFAULTS)

@@ -29,6 +29,8 @@ from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
+from quintet.media.load_processor import load_processor
+from quintet.media.prompt_data import PromptMedia
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -90,6 +92,13 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
+        self.media = self._prompt_media(prepared)
+
+    @staticmethod
+    def _prompt_media(prepared: EnginePlan) -> PromptMedia | str:
+        """Returns what makes prompts with pictures ready, or why there are none."""
+        model = prepared.media
+        return prepared.pictures.why if model is None else PromptMedia(lambda: load_processor(model))
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -115,7 +124,7 @@ class EngineClient:
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
         bounds = self.input_processor.limits
-        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, self.media)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""

@@ -251,9 +251,6 @@ ARGUMENTS: Mapping[str, str] = {
 
 # of a prompt that is a dict
 PROMPT_KEYS: Mapping[str, str] = {
-    "multi_modal_data": _NO_MEDIA,
-    "multi_modal_uuids": _NO_MEDIA,
-    "mm_processor_kwargs": _NO_MEDIA,
     "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
     "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
 }
