@@ -90,6 +90,7 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
+        self.media = prepared.taken_media
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -115,7 +116,7 @@ class EngineClient:
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
         bounds = self.input_processor.limits
-        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, bounds.encoder)
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, self.media)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""

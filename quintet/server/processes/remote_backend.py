@@ -22,6 +22,7 @@ from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.media.items import MediaProcessor
+from quintet.media.load_processor import load_processor
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
@@ -155,7 +156,10 @@ class RemoteBackend:
         self._take(self._processor.abort(request_id))
 
     def media_processor(self) -> MediaProcessor:
-        raise ValueError("this model takes text alone")
+        model = self.model_info.media_model
+        if model is None:
+            raise ValueError(self.model_info.no_media or "this model takes text alone")
+        return load_processor(model)
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
