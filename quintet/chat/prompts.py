@@ -2,17 +2,22 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from numbers import Integral
 from typing import Any, TypedDict
 
+from quintet.chat.encoder_prompts import is_encoder_prompt, split_prompt
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.items import MediaItem
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
+_Encoder = SpeechInput | None
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
 _TOGETHER = 1024  # texts that are encoded at once
 SEGMENTS = 2**15  # far more than any model tells apart
@@ -49,11 +54,14 @@ class Prompt:
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    encoder: MediaItem | None = None  # what the model's encoder takes
 
     @property
     def salt(self) -> bytes:
-        """Bytes that keep the cached pages of tenants and adapters apart."""
+        """Bytes that keep the cached pages of tenants, adapters and encoded media apart."""
         salt = (self.cache_salt or "").encode()
+        if self.encoder is not None:
+            salt = blake2b(salt, key=self.encoder.digest, digest_size=32, person=b"quintet-media").digest()
         return salt if self.lora is None else self.lora.salted(salt)
 
 
@@ -93,18 +101,25 @@ class PromptLimit:
         return ids
 
 
-def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
+def parse_prompts(
+    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0, encoder: _Encoder = None
+) -> list[Prompt]:
     """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
-    where they may not. Raises ValueError that says which prompt and why."""
+    where they may not, and `encoder`, what its encoder takes. Raises ValueError that says which prompt and why."""
     if not isinstance(prompts, (list, tuple)) or (prompts and _is_number(prompts[0])):
-        return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
+        return [parse_prompt(prompts, tokenizer, vocab_size, width=width, encoder=encoder)]
     parsed: list[Prompt] = []
     for first in range(0, len(prompts), _TOGETHER):
         named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
-        if tokenizer is not None and len(named) > 1 and all(isinstance(each, str) for each, _ in named):
+        if (
+            tokenizer is not None
+            and encoder is None
+            and len(named) > 1
+            and all(isinstance(each, str) for each, _ in named)
+        ):
             parsed += _texts(named, tokenizer, vocab_size)
         else:
-            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width) for each, name in named]
+            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width, encoder) for each, name in named]
     return parsed
 
 
@@ -120,9 +135,15 @@ def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: i
 
 
 def parse_prompt(
-    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0
-) -> Prompt:
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0,
+    encoder: _Encoder = None,
+) -> Prompt:  # fmt: skip
     """One prompt; `name` is what a message calls it."""
+    if isinstance(prompt, Mapping) and is_encoder_prompt(prompt) and encoder is not None:
+        decoder, media = split_prompt(prompt, encoder, name)
+        if isinstance(text := decoder.get("prompt"), str) and decoder.get("prompt_token_ids") is None:
+            decoder["prompt_token_ids"] = _encode(text, tokenizer, vocab_size, name, special=False)
+        return replace(_parse_dict(decoder, tokenizer, vocab_size, name, width), encoder=media)
     if isinstance(prompt, str):
         return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
     if isinstance(prompt, (list, tuple)):
@@ -185,11 +206,12 @@ def check_enabled(width: int, name: str) -> None:
         )
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str, special: bool = True) -> list[int]:
+    """Encodes a text; with `special`, special tokens around it are those that the tokenizer adds."""
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
     refuse_surrogates(text, name)
-    return _check_tokenizer_ids(tokenizer.encode(text), vocab_size, name)
+    return _check_tokenizer_ids(tokenizer.encode(text, special), vocab_size, name)
 
 
 def _check_tokenizer_ids(ids: list[int], vocab_size: int, name: str) -> list[int]:

@@ -115,7 +115,7 @@ class EngineClient:
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
         bounds = self.input_processor.limits
-        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, bounds.encoder)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
@@ -188,6 +188,8 @@ class EngineClient:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
+        if self.engine_plan.encoder is not None:
+            raise ValueError("save_sharded_state: an encoder's weights have no shards; use the model's own files")
         if not isinstance(self.engine, Engine):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = (
@@ -269,6 +271,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
         max_embeds_rows(config, prepared.sizes.row_store),
+        prepared.encoder,
     )
     if tokenizer is None:
         generation["detokenize"] = False

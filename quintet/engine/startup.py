@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
+from quintet.engine.encoder import factory as encoders
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
@@ -58,6 +59,7 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo, ShapeBucket
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
@@ -113,8 +115,7 @@ class EnginePlan:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
-        first = self.ranks.workers[0]
-        sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
+        sizes = plan_buckets(largest_step(self.config, self.ranks.workers[0], self.memory_plan.max_model_len))
         return tuple(each._replace(inputs=self.inputs) for each in sizes)
 
     @property
@@ -124,6 +125,11 @@ class EnginePlan:
         types = model.uses_token_types and self.pooling is not None
         there = {"embed_indices": self.config.enable_prompt_embeds, "token_type_ids": types}
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
+
+    @property
+    def encoder(self) -> SpeechInput | None:
+        """Media that a request has for the model's encoder; None: it has none."""
+        return encoders.speech_input(self.hf_config, self.ranks.workers[0])
 
     @property
     def embeds_width(self) -> int:
@@ -184,6 +190,7 @@ def _decide(
     if files is not None:
         reasons += describe_files(config, hf_config.model_type, weights)
         check_counts(weights, files.family, hf_config)
+    encoders.check_encoder_settings(config, family, hf_config.model_type)
     pooling = pooling_of(config, whole, folder, family)
     if pooling is not None:
         config = resolve_pooling(config, pooling, backend, reasons)
@@ -274,8 +281,9 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups, captured = prepared.ranks.workers[0].kv_cache_layout.groups, () if fixed else buckets
-    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, captured, prepared.inputs)
+    layout, captured = prepared.ranks.workers[0].kv_cache_layout, () if fixed else buckets
+    groups = len(layout.groups), plan.num_slots > 0
+    batches = BatchBuilder(config.page_size, fixed, *groups, captured, prepared.inputs, layout.has_cross)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
@@ -311,11 +319,13 @@ def _engine_parts(
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
-    config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
+    config, plan, worker = prepared.config, prepared.memory_plan, prepared.ranks.workers[0]
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
     rows = make_row_store(prepared.sizes.row_store)
-    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots, rows)
+    encoder = encoders.make_encoder_cache(worker, pool, config.page_size)
+    step, groups = config.max_num_batched_tokens, worker.kv_cache_layout.groups
+    return KVCacheManager(pool, config.page_size, groups, step, slots, rows, encoder)
 
 
 def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
@@ -371,6 +381,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     """With these logits processors, or those of the settings. Where they cannot read what the device holds, sampling is
     left to the host and the specification."""
     config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
+    rules = encoders.decoding_rules(prepared.folder, prepared.hf_config, first)
     classes = load_processors(config.logits_processors if processors is None else processors)
     ops, device = first.ops, first.device
     if classes and facts.ops_only:
@@ -380,7 +391,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     settled = config.replace(max_model_len=prepared.memory_plan.max_model_len)
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
-    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
+    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes, rules)
 
 
 def _op_table(prepared: EnginePlan) -> str:

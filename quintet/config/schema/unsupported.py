@@ -254,8 +254,7 @@ PROMPT_KEYS: Mapping[str, str] = {
     "multi_modal_data": _NO_MEDIA,
     "multi_modal_uuids": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
-    "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
-    "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "this model has no encoder; give 'prompt'"),
 }
 
 # of SamplingParams

@@ -152,6 +152,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         reasoning=config.reasoning_config,
         pooling=prepared.pooling_bounds,
         labels=_labels(prepared),
+        encoder=prepared.encoder,
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,

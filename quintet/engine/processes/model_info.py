@@ -5,6 +5,7 @@ from typing import Any
 
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.media.audio.encoder_input import SpeechInput
 
 
 @dataclass(frozen=True)
@@ -39,4 +40,5 @@ class ModelInfo:
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
     weight_bytes: int = 0  # that the weights take on one device
     num_ranks: int = 1  # of one engine
+    encoder: SpeechInput | None = None  # what its encoder takes; None: it has none
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

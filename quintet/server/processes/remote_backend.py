@@ -272,6 +272,7 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
+            encoder=served.encoder,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
