@@ -34,6 +34,7 @@ from quintet.transcription.tokens import TASKS
 WINDOWS_AT_ONCE = 16  # of one audio; more fill a step of the engine no better
 _SHORTEST_REST = SAMPLE_RATE // 2  # samples behind a window's last timestamp: fewer, with their margin, hold no word
 _SHORTEST_ADVANCE = SAMPLE_RATE  # samples that a window advances at least, so that each ends
+_LOOK_BACK = 1 / 6  # of a window, in which its quietest place is looked for
 _PREVIOUS_UNTIL = 0.5  # temperature above which a text is no previous text, as in openai-whisper
 _DEFAULTS = Thresholds()
 
@@ -123,7 +124,8 @@ class Transcriber:
 
     async def progress(self, samples: Samples) -> AsyncGenerator[Progress, None]:
         """Yields the transcript piece by piece, in the audio's order; closing it ends all requests."""
-        spans = await asyncio.to_thread(speech_windows, samples, finder=self._find)
+        longest = self._model.seconds
+        spans = await asyncio.to_thread(speech_windows, samples, longest, self._find, longest * _LOOK_BACK)
         if not spans:
             return
         run = _Run(self._engine, self._model, self._options, samples, self._find)

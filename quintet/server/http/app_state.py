@@ -87,7 +87,7 @@ class AppState:
         """The model as one that transcribes, None if it does not; available once it is loaded."""
         if self._speech is None:
             served = self.backend.model_info
-            self._speech = speech_model(self.backend.tokenizer, served.family, served.vocab_size, served.max_model_len)
+            self._speech = speech_model(self.backend.tokenizer, served.encoder, served.vocab_size, served.max_model_len)
         return self._speech
 
     def unavailable_reason(self) -> str | None:

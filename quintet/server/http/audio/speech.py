@@ -1,12 +1,11 @@
 """The served model as one that transcribes, and the requests of one transcription as parts of one API call."""
 
-import asyncio
 from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prompts import Prompt
-from quintet.chat.speech import audio_prompt
+from quintet.chat.speech import AudioPrompts
 from quintet.media.audio.resample import Samples
 from quintet.outputs import CompletionOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -44,16 +43,16 @@ class CallEngine:
     """SpeechEngine over one API call: all of its requests end with the call."""
 
     def __init__(self, service: AppState, http: HttpRequest, call: EngineCall, priority: int = 0) -> None:
-        self._service, self._call, self._priority = service, call, priority
+        encoder = service.backend.model_info.encoder
+        assert encoder is not None
+        self._call, self._priority, self._prompts = call, priority, AudioPrompts(encoder, windows_at_once(service))
         self._usage = usage_of(http)
         self._number = 0
 
     async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
         """As SpeechEngine.generate. Raises what ends the call, and ApiError if the request fails."""
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        vocab_size = self._service.backend.model_info.vocab_size
-        made = await asyncio.to_thread(audio_prompt, prompt, samples, vocab_size)
-        ask = PromptRequest(made, params, self._priority)
+        ask = PromptRequest(await self._prompts.make(prompt, samples), params, self._priority)
         number, self._number = self._number, self._number + 1
         self._usage.count_prompts([ask])
         output = await self._call.answer(ask)

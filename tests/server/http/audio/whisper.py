@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.decode import Audio
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.audio.resample import Samples
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
@@ -61,7 +62,9 @@ def whisper_backend(*segments: tuple[str, float, float], **options: Any) -> Fake
     """Each window is answered with these segments."""
     reply = [token for each in segments or [(" Hello there.", 0.0, 2.0)] for token in said(*each)]
     fake = FakeBackend(tokenizer(), reply=reply, **{"max_model_len": 448, "burst": 8, **options})
-    fake.model_info = replace(fake.model_info, family="whisper")
+    encoder = SpeechInput(80, 1500, (tokens().sot,))
+    fake.model_info = replace(fake.model_info, family="whisper", encoder=encoder)
+    fake._admission.limits = replace(fake._admission.limits, encoder=encoder)
     return fake
 
 
