@@ -186,8 +186,8 @@ def _content(transcript: "Transcript", file: Path, form: str, task: str, named: 
         return (to_srt if form == "srt" else to_vtt)(transcript.segments)
     if form == "json":
         facts = to_verbose_json(transcript.segments, task, transcript.language or "unknown", transcript.seconds)
-        named: dict[str, Any] = {"file": str(file), **facts}
-        return json.dumps(named, ensure_ascii=False) + "\n"
+        record: dict[str, Any] = {"file": str(file), **facts}
+        return json.dumps(record, ensure_ascii=False) + "\n"
     return f"{file}: {to_text(transcript.segments)}\n" if named else to_text(transcript.segments) + "\n"
 
 
