@@ -2,6 +2,7 @@
 image does. A decoder that crashes or never ends is an error of that file alone."""
 
 import logging
+import math
 import mmap
 import os
 import select
@@ -19,6 +20,7 @@ from quintet.media.children import CRASHES
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.decoding.worker import CPU_SECONDS, Orders
 from quintet.media.errors import MediaError, MediaPackageMissing
+from quintet.media.items import IMAGE
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ PROCESSES = 2  # at a time; other files wait
 MAX_FILES = 256  # that one process decodes: what libraries leak ends with it
 PATIENCE = 4  # seconds of waiting for each second of processor time: other work goes before it
 _STARTING = 60.0  # seconds in which a process starts, on a busy machine
+_MAX_LINE = 2**14  # bytes of a report
 _TOO_MUCH = "it takes too much time or memory to decode; send a smaller one"
 _CRASHED = "its decoder crashed; convert it to PNG (images) or MP4 (videos)"
 
@@ -109,14 +112,18 @@ class _DecodingChild:
         line = self._line(seconds + starts)
         if line is None:
             raise self._ended()
-        report = msgspec.json.decode(line, type=DecodeReport)
+        try:
+            report = msgspec.json.decode(line, type=DecodeReport)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise MediaError(_CRASHED) from None
         if report.lacking:
             return MediaPackageMissing(report.error)
         if report.error:
             return MediaError(report.error)
-        size = int(np.prod(report.shape))
-        if not 0 < size <= job.max_bytes or os.fstat(self._result.fileno()).st_size != size:
-            raise MediaError(_CRASHED)
+        size, axes = math.prod(report.shape), 3 if job.kind == IMAGE else 4
+        fits = len(report.shape) == axes and min(report.shape) > 0 and report.shape[-1] == 3 and size <= job.max_bytes
+        if not fits or not report.rate >= 0 or os.fstat(self._result.fileno()).st_size != size:
+            raise MediaError(_CRASHED)  # a file may have taken the process over
         with mmap.mmap(self._result.fileno(), size, access=mmap.ACCESS_READ) as pages:
             return np.frombuffer(bytes(pages), np.uint8).reshape(report.shape), report.rate
 
@@ -132,6 +139,8 @@ class _DecodingChild:
             if not piece:
                 return None
             found += piece
+            if len(found) > _MAX_LINE:
+                return None
             if found.endswith(b"\n"):
                 return found
         return None
