@@ -115,10 +115,10 @@ class FlatLogprobs(Sequence[Any]):
         return len(self.start_indices)
 
     @overload
-    def __getitem__(self, index: int) -> LogprobsAt | None: ...
+    def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> "FlatLogprobs": ...
-    def __getitem__(self, index: int | slice) -> "LogprobsAt | FlatLogprobs | None":
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             part = FlatLogprobs()
             part.extend(self[at] for at in range(*index.indices(len(self))))

@@ -86,7 +86,8 @@ class ServerScores:
             raise NotComparable("the server's answers have no logprobs")
         if isinstance(logprobs.get("content"), list):  # llama.cpp's
             entries = logprobs["content"]
-            ids, values = [_get(each, "id") for each in entries], [_get(each, "logprob") for each in entries]
+            ids: Any = [_get(each, "id") for each in entries]
+            values: Any = [_get(each, "logprob") for each in entries]
         else:
             values = logprobs.get("token_logprobs")
             ids = choice.get("token_ids") or self._ids(logprobs.get("tokens"), choice.get("text"))

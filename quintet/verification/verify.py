@@ -31,7 +31,7 @@ class VerifySettings:
 
     prompts: Sequence[str] = ()
     max_tokens: int = 32
-    limits: Limits = Limits(0.05, 1.0)
+    limits: Limits = Limits(0.05, 2.0)
 
 
 def verify_itself(open_engine: Open, settings: VerifySettings, reference: EngineConfig | None) -> Report:
@@ -90,8 +90,10 @@ def verify_trainer(llm: "LLM", file: str, settings: VerifySettings) -> Report:
 
 def _report(llm: "LLM", against: str, settings: VerifySettings) -> Report:
     config = llm.config
-    names = ("device", "dtype", "quantization", "kv_cache_dtype", "tensor_parallel_size")
-    return Report(config.model, {name: getattr(config, name) for name in names}, against, settings.limits)
+    dtype = str(llm._client.engine_plan.sizes.dtype).removeprefix("torch.")
+    names = ("device", "quantization", "kv_cache_dtype", "tensor_parallel_size")
+    engine = {"dtype": dtype, **{name: getattr(config, name) for name in names}}
+    return Report(config.model, engine, against, settings.limits)
 
 
 def _max_model_len(llm: "LLM") -> int:

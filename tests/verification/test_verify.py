@@ -79,7 +79,7 @@ def test_a_server_is_compared_and_another_models_server_differs(
         assert [check["outcome"] for check in report["checks"]] == [EQUAL] * 4
         assert cli.main([*words, "--model", other, "--mean-tolerance", "0.01"]) == 1
         out = capsys.readouterr().out
-        assert "output, here and there: different" in out and "position" in out and out.endswith("failed\n")
+        assert "as a prompt, here and there: different" in out and " nats, bias " in out and out.endswith("failed\n")
         assert cli.main([*words, "--against-model", "bundle"]) == 1
         assert "did you mean 'bundled'" in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ class VerifyOptions:
         0.05, finite_number, "mean difference of log-probabilities that counts as close, in nats", group="tolerance"
     )
     max_tolerance: float = option(
-        1.0, finite_number, "largest difference of one position that counts as close, in nats", group="tolerance"
+        2.0, finite_number, "largest difference of one position that counts as close, in nats", group="tolerance"
     )
     json: bool = option(False, boolean, "print the report as a JSON object", group="output")
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -58,18 +59,13 @@ class Aborted(msgspec.Struct):
     aborted: int
 
 
-class WeightChecksums(msgspec.Struct):
-    """SHA-256 of each weight as it is placed, by engine, rank, layer and attribute."""
+class WeightReport(msgspec.Struct, kw_only=True):
+    """Checksums, or the outcome of a comparison."""
 
-    checksums: Checksums
-
-
-class WeightsCompared(msgspec.Struct):
-    """Outcome of a comparison: the keys that differ or are absent in a report, and the ranks that reports cover."""
-
-    match: bool
-    mismatches: list[str]
-    ranks: list[str]
+    checksums: Checksums | UnsetType = UNSET  # SHA-256 of each weight as it is placed, by engine, rank and layer
+    match: bool | UnsetType = UNSET
+    mismatches: list[str] | UnsetType = UNSET  # keys that differ, or are absent in a report that covers their rank
+    ranks: list[str] | UnsetType = UNSET  # that reports cover
 
 
 class Results(msgspec.Struct):
@@ -96,7 +92,7 @@ async def abort_requests(http: HttpRequest) -> Response:
 
 
 @router.post("/weight_checker")
-@documents_route(body=CheckWeights, answer=WeightChecksums | WeightsCompared, conflict=True)
+@documents_route(body=CheckWeights, answer=WeightReport, conflict=True)
 async def weight_checker(http: HttpRequest) -> Response:
     """Returns checksums of the weights that are served, or compares them with earlier ones."""
     body = await read_body(http, CheckWeights)
@@ -117,7 +113,7 @@ async def weight_checker(http: HttpRequest) -> Response:
         for name, digest in of_rank.items()
     }
     if body.baseline is None:
-        return json_response(WeightChecksums(found))
+        return json_response(WeightReport(checksums=found))
     return json_response(_compared([body.baseline, found, *reports]))
 
 
@@ -148,7 +144,7 @@ def _named(name: str, wanted: set[str]) -> bool:
     return bool(name) and (name in wanted or any(prefix + name in wanted for prefix in _PREFIXES))
 
 
-def _compared(reports: list[Checksums]) -> WeightsCompared:
+def _compared(reports: list[Checksums]) -> WeightReport:
     """Compares reports: every key has one digest, in all reports that cover its rank."""
     ranks = [{key.rpartition(":")[0] for key in report} for report in reports]
     wrong = set[str]()
@@ -156,7 +152,7 @@ def _compared(reports: list[Checksums]) -> WeightsCompared:
         covered = [report for report, has in zip(reports, ranks, strict=True) if key.rpartition(":")[0] in has]
         if len({report.get(key) for report in covered}) > 1:
             wrong.add(key)
-    return WeightsCompared(not wrong, sorted(wrong), sorted(set().union(*ranks)))
+    return WeightReport(match=not wrong, mismatches=sorted(wrong), ranks=sorted(set().union(*ranks)))
 
 
 def _plain(value: Any) -> Any:
