@@ -1,7 +1,6 @@
 """Pictures of chat models: transformers' tokens of the same prompt, whatever runs beside it and however it is cut."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

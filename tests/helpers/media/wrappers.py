@@ -1,7 +1,7 @@
 """Small multimodal checkpoints with random weights and real processors, and transformers' answers to pictures."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
