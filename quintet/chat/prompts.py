@@ -55,6 +55,7 @@ class Prompt:
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
     encoder: MediaItem | None = None  # what the model's encoder takes
+    media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
 
     @property
     def salt(self) -> bytes:
@@ -99,6 +100,15 @@ class PromptLimit:
         if len(ids) >= self.tokens:
             raise ContextLengthError(self, f"{name} has {len(ids)} tokens")
         return ids
+
+    def fit_whole(self, ids: list[int], params: SamplingParams, name: str) -> None:
+        """Checks a prompt with media, which is not truncated. Raises ParameterError if it would be."""
+        if params.kept(len(ids), self.tokens) != slice(0, len(ids)):
+            raise ParameterError(
+                "truncate_prompt_tokens", f"would cut {name} of {len(ids)} tokens, which has media; leave it out, or "
+                "send fewer media",
+            )  # fmt: skip
+        self.fit(ids, params, name)
 
 
 def parse_prompts(

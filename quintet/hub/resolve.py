@@ -315,7 +315,7 @@ def _check_kind(kind: str, architectures: Any, given: bool) -> None:
     if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
         match = nearest_name(kind, supported) if given else None
         hint = f" (the nearest is {match!r})" if match else ""
-        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
+        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; docs/models.md has a list")
 
 
 def load_generation_config(

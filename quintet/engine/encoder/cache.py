@@ -15,6 +15,7 @@ import numpy as np
 
 from quintet.engine.encoder.writing import write_encoded
 from quintet.engine.kv_cache.page_pool import PagePool
+from quintet.engine.observability.stats import EncoderStats
 from quintet.engine.row_store.items import RowWrite, RowWriter
 from quintet.interface.types import IntArray
 from quintet.media.items import MediaItem
@@ -98,6 +99,10 @@ class EncoderCache:
             self.num_passes -= 1
             for page in held.pages:
                 self.pool.uncache(page)
+
+    def stats(self) -> EncoderStats:
+        """Returns counters since the start."""
+        return EncoderStats(self.num_passes, self.num_hits)
 
     def clear(self) -> None:
         """Forgets all pages: the pool is cleared, too."""

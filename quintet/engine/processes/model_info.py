@@ -6,6 +6,7 @@ from typing import Any
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.info import MediaInfo
 
 
 @dataclass(frozen=True)
@@ -41,4 +42,5 @@ class ModelInfo:
     weight_bytes: int = 0  # that the weights take on one device
     num_ranks: int = 1  # of one engine
     encoder: SpeechInput | None = None  # what its encoder takes; None: it has none
+    media: MediaInfo = field(default_factory=MediaInfo)  # images, video and audio that prompts may have
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

@@ -15,11 +15,12 @@ from quintet.io_processors import Processors
 from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
-from quintet.server.config import ServerConfig
+from quintet.server.config import BodyBytes, ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
+from quintet.server.http.inputs.media import MediaCalls
 from quintet.server.http.middleware.auth import key_of, owner_of
 from quintet.server.http.served_models import ServedModels, adapter_of, set_adapter
 from quintet.server.mcp.servers import ToolServers
@@ -57,6 +58,7 @@ class AppState:
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self.ended_calls: set[EngineCall] = set()  # by the server's end
+        self.media_calls = MediaCalls(backend)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -133,6 +135,10 @@ class AppState:
             caller = Caller() if http is None else caller_of(http)
         return EngineCall(self, http, asks, self._timeout(http), caller, waits)
 
+    def body_limit(self, path: str) -> BodyBytes:
+        """Returns the limit of requests to a path: more for chats, where the model takes images, video or audio."""
+        return self.settings.body_limit(path, media=self.media_calls.taken)
+
     def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""
         return CallRecord(self.metrics, asks, None if self.tracer is None else self.tracer.span_of(http))
@@ -164,7 +170,8 @@ class AppState:
             call.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
-        """Sends the last traces."""
+        """Ends the processes that decode, and sends the last traces."""
+        self.media_calls.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -217,6 +224,4 @@ def _process_share(settings: ServerConfig) -> RequestCost:
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
     largest = max(settings.max_body_bytes, settings.max_upload_bytes)
-    return share._replace(
-        characters=max(share.characters, settings.max_body_bytes), body_bytes=max(share.body_bytes, largest)
-    )
+    return share._replace(characters=max(share.characters, largest), body_bytes=max(share.body_bytes, largest))

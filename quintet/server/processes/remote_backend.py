@@ -21,6 +21,7 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
+from quintet.media.items import MediaProcessor
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
@@ -152,6 +153,9 @@ class RemoteBackend:
         self._deliver.pop(request_id, None)
         self._engines.close_request(request_id)
         self._take(self._processor.abort(request_id))
+
+    def media_processor(self) -> MediaProcessor:
+        raise ValueError("this model takes text alone")
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
