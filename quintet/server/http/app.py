@@ -16,6 +16,7 @@ from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.app_state import AppState
+from quintet.server.http.audio import realtime
 from quintet.server.http.audio.routes import router as audio
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
@@ -77,6 +78,7 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
         if asked:
             app.include_router(module.router)
     app.include_router(audio)
+    app.include_router(realtime.router)
     app.include_router(responses)
     app.include_router(anthropic)
     for module in (ollama_chat, ollama_embed, ollama_models, llamacpp_completion, llamacpp_server):

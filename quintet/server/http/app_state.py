@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.messages import load_chat_template
@@ -118,7 +119,7 @@ class AppState:
             code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
-    async def choose_model(self, http: HttpRequest, name: str | None) -> None:
+    async def choose_model(self, http: HTTPConnection, name: str | None) -> None:
         """Has the request answered by the model of that name: the one that is served, or one of its adapters.
 
         Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path.
@@ -196,7 +197,7 @@ class AppState:
         return min(seconds, most)
 
 
-def caller_of(http: HttpRequest) -> Caller:
+def caller_of(http: HTTPConnection) -> Caller:
     """Returns whose request it is, and the adapter that it names."""
     return Caller(owner_of(http), adapter_of(http))
 

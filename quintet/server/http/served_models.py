@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from starlette.requests import Request as HttpRequest
+from starlette.requests import HTTPConnection
 
 from quintet.engine.processes.messages import ADAPTER_TAKEN, LoadLoRA, ServedLoRA
 from quintet.hub.model_names import served_name
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 _SHOWN = 20  # names in an error
 
 
-def adapter_of(http: HttpRequest) -> LoRAReference | None:
+def adapter_of(http: HTTPConnection) -> LoRAReference | None:
     """Returns the adapter that a request names as its model, once AppState.choose_model() has found it."""
     adapter: LoRAReference | None = http.scope.get("state", {}).get("adapter")
     return adapter
 
 
-def set_adapter(http: HttpRequest, adapter: LoRAReference | None) -> None:
+def set_adapter(http: HTTPConnection, adapter: LoRAReference | None) -> None:
     """Has the request answered with that adapter."""
     http.scope.setdefault("state", {})["adapter"] = adapter
 

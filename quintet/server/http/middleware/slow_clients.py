@@ -12,6 +12,7 @@ from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.sse import encode
 
+REALTIME = "/v1/realtime"  # path of WebSockets
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
 
 
@@ -94,6 +95,16 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _should_upgrade(self) -> bool:
+        """Other paths have no WebSocket; a client that asks for one gets the answer to a plain request."""
+        return self.url.partition(b"?")[0].rstrip(b"/").endswith(REALTIME.encode()) and super()._should_upgrade()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_timer()
+        self._stop_reader()
+        self.unauthenticated.remove(self)
+        super().handle_websocket_upgrade()
 
     def _leave(self) -> None:
         """Marks the request that is being answered as disconnected. uvicorn marks only the last one: an earlier
