@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022) and Distil-Whisper: a decoder of text, whose layers read what an encoder hears."""
+"""Whisper (Radford et al. 2022), Distil-Whisper: a decoder of text whose layers read what an encoder hears."""
 
 from collections.abc import Mapping
 from typing import Any
