@@ -144,7 +144,8 @@ class HFMediaProcessor:
 
     def _call(self, text: str, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[int]:
         """Returns the token ids of text and pictures."""
-        out = self._processor(text=text, images=list(pictures), **{"return_tensors": None, **options})
+        images = [list(pictures)] if self.model.family.counts_pictures else list(pictures)  # of one prompt
+        out = self._processor(text=text, images=images, **{"return_tensors": None, **options})
         found = out["input_ids"]
         row = found[0] if len(found) and not isinstance(found[0], int) else found
         return [int(each) for each in row]
