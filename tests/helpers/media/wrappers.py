@@ -180,10 +180,19 @@ def tokenizer(wrapper: Wrapper) -> PreTrainedTokenizerFast:
     return made
 
 
+def save_processor(kind: str, folder: Path) -> None:
+    """Saves the processor of a small wrapper."""
+    wrapper = WRAPPERS[kind]
+    tokenizer(wrapper).save_pretrained(folder)
+    image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[kind]["pil"])
+    image_class(**wrapper.image_processor).save_pretrained(folder)
+    settings = {"processor_class": PROCESSOR_MAPPING_NAMES[kind], **wrapper.processor}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+
+
 def make(kind: str, folder: Path, **changes: Any) -> Made:
     """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
     wrapper = WRAPPERS[kind]
-    tokenizer(wrapper).save_pretrained(folder)
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
         config = CONFIG_MAPPING[kind](
@@ -194,8 +203,5 @@ def make(kind: str, folder: Path, **changes: Any) -> Made:
         model = getattr(transformers, name if isinstance(name, str) else name[0])(config).float().eval()
         scatter(model)
         model.save_pretrained(folder)
-    image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[kind]["pil"])
-    image_class(**wrapper.image_processor).save_pretrained(folder)
-    settings = {"processor_class": PROCESSOR_MAPPING_NAMES[kind], **wrapper.processor}
-    (folder / "processor_config.json").write_text(json.dumps(settings))
+    save_processor(kind, folder)
     return Made(folder, model, _processor(MediaModel(kind, str(folder), 258)), wrapper)
