@@ -29,8 +29,6 @@ from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
-from quintet.media.load_processor import load_processor
-from quintet.media.prompt_data import PromptMedia
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -92,13 +90,7 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
-        self.media = self._prompt_media(prepared)
-
-    @staticmethod
-    def _prompt_media(prepared: EnginePlan) -> PromptMedia | str:
-        """Returns what makes prompts with pictures ready, or why there are none."""
-        model = prepared.media
-        return prepared.pictures.why if model is None else PromptMedia(lambda: load_processor(model))
+        self.media = prepared.taken_media
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -197,6 +189,8 @@ class EngineClient:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
+        if self.engine_plan.encoder is not None:
+            raise ValueError("save_sharded_state: an encoder's weights have no shards; use the model's own files")
         if not isinstance(self.engine, Engine):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = (
@@ -278,6 +272,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
         max_embeds_rows(config, prepared.sizes.row_store),
+        prepared.encoder,
     )
     if tokenizer is None:
         generation["detokenize"] = False

@@ -53,7 +53,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "default_mm_loras": "images and audio of no model are served yet, so no adapter is theirs; leave it out",
     "specialize_active_lora": "steps compute the adapters that their requests have, and no others; leave it out",
     "enable_tower_connector_lora": "images of no model are served yet, so no tower takes an adapter; leave it out",
-    "mm_processor_kwargs": _NO_MEDIA,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
     "task": "use runner='pooling', and convert",
@@ -237,8 +236,8 @@ NAMES: Mapping[str, str] = {
 ARGUMENTS: Mapping[str, str] = {
     "prompt_adapter_request": "vLLM has taken prompt adapters out; use lora_request with a LoRA adapter",
     "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
-    "multi_modal_data": _NO_MEDIA,
-    "mm_processor_kwargs": _NO_MEDIA,
+    "multi_modal_data": "give {'prompt': text, 'multi_modal_data': {'image': image}} as the prompt",
+    "mm_processor_kwargs": "put it beside 'multi_modal_data' into the prompt's dict",
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
     "tokenization_kwargs": "use SamplingParams(truncate_prompt_tokens=...), or tokenize first and give token ids",
     "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",
@@ -251,8 +250,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 # of a prompt that is a dict
 PROMPT_KEYS: Mapping[str, str] = {
-    "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
-    "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "this model has no encoder; give 'prompt'"),
 }
 
 # of SamplingParams
@@ -263,11 +261,9 @@ PARAMETERS: Mapping[str, str] = {
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
-    "flat_logprobs": "log-probabilities always come as a dict for each token; leave it out",
     "prompt_logprob_token_ids": "use prompt_logprobs",
     "prompt_logprob_start": "use prompt_logprobs",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
-    "trace_decode_token_ids": "outputs are drawn; for the log-probabilities of given ones use prompt_logprobs",
     "routed_experts_prompt_start": "the routed experts of a token are not returned; leave it out",
     "skip_clone": "parameters are never changed; leave it out",
     "watermarking": "texts are not marked; leave it out",

@@ -9,20 +9,24 @@ from starlette.requests import Request as HttpRequest
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
+from quintet.chat.speech import speech_model
 from quintet.io_processors import Processors
+from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
-from quintet.server.config import ServerConfig
+from quintet.server.config import BodyBytes, ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
+from quintet.server.http.inputs.media import MediaCalls
 from quintet.server.http.middleware.auth import key_of, owner_of
 from quintet.server.http.served_models import ServedModels, adapter_of, set_adapter
 from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
 from quintet.server.tracing import make_tracer
+from quintet.transcription.model import SpeechModel
 
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -41,6 +45,8 @@ class AppState:
         self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
+        self.audio = AudioDecoder(settings.max_audio_seconds)
+        self._speech: SpeechModel | None = None
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
         self.capacity = CapacityLimiter(_process_share(settings))
@@ -51,6 +57,7 @@ class AppState:
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self.ended_calls: set[EngineCall] = set()  # by the server's end
+        self.media_calls = MediaCalls(backend)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -76,6 +83,14 @@ class AppState:
             reasoning = self.backend.model_info.reasoning
             self._thoughts = find_reasoning_markers(self.backend.tokenizer, self.parsers.reasoning, reasoning)
         return self._thoughts
+
+    @property
+    def speech(self) -> SpeechModel | None:
+        """The model as one that transcribes, None if it does not; available once it is loaded."""
+        if self._speech is None:
+            served = self.backend.model_info
+            self._speech = speech_model(self.backend.tokenizer, served.encoder, served.vocab_size, served.max_model_len)
+        return self._speech
 
     def unavailable_reason(self) -> str | None:
         """Returns why no request is accepted now, or None."""
@@ -119,6 +134,10 @@ class AppState:
             caller = Caller() if http is None else caller_of(http)
         return EngineCall(self, http, asks, self._timeout(http), caller, waits)
 
+    def body_limit(self, path: str) -> BodyBytes:
+        """Returns the limit of requests to a path: more for chats, where the model takes images, video or audio."""
+        return self.settings.body_limit(path, media=self.media_calls.taken)
+
     def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""
         return CallRecord(self.metrics, asks, None if self.tracer is None else self.tracer.span_of(http))
@@ -150,7 +169,8 @@ class AppState:
             call.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
-        """Sends the last traces."""
+        """Ends the processes that decode, and sends the last traces."""
+        self.media_calls.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -203,6 +223,4 @@ def _process_share(settings: ServerConfig) -> RequestCost:
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
     largest = max(settings.max_body_bytes, settings.max_upload_bytes)
-    return share._replace(
-        characters=max(share.characters, settings.max_body_bytes), body_bytes=max(share.body_bytes, largest)
-    )
+    return share._replace(characters=max(share.characters, largest), body_bytes=max(share.body_bytes, largest))

@@ -21,6 +21,8 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
+from quintet.media.items import MediaProcessor
+from quintet.media.load_processor import load_processor
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
@@ -153,6 +155,12 @@ class RemoteBackend:
         self._engines.close_request(request_id)
         self._take(self._processor.abort(request_id))
 
+    def media_processor(self) -> MediaProcessor:
+        model = self.model_info.media_model
+        if model is None:
+            raise ValueError(self.model_info.no_media or "this model takes text alone")
+        return load_processor(model)
+
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
         await self._order(ResetPrefixCacheCommand())
@@ -272,6 +280,7 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
+            encoder=served.encoder,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
