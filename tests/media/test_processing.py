@@ -10,16 +10,15 @@ from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
 from quintet.media.items import IMAGE, VIDEO, DecodedMedia, MediaItem
 from quintet.media.load_processor import load_processor
 from quintet.media.processing import HFMediaProcessor, ImageCache, ProcessedImage
-from quintet.media.prompt_data import decoded
 from quintet.media.spans import identity, overlaps
-from tests.helpers.media.wrappers import WRAPPERS, picture, save_processor
+from tests.helpers.checkpoints.wrappers import WRAPPERS, picture, save_processor
 
 pytest.importorskip("PIL")
 
 
 def processor(folder: Path, kind: str = "llava", **entries: Any) -> HFMediaProcessor:
     save_processor(kind, folder)
-    return load_processor(MediaModel(kind, str(folder), 258, **{"cache_bytes": 2**24, **entries}))
+    return load_processor(MediaModel(WRAPPERS[kind].model_type or kind, str(folder), 258, **{"cache_bytes": 2**24, **entries}))
 
 
 def image(height: int = 40, width: int = 56, seed: int = 0, uuid: str = "") -> DecodedMedia:
@@ -32,7 +31,7 @@ def test_a_picture_is_processed_alike_alone_and_beside_others(kind: str, tmp_pat
     several = [image(40, 56, 1), image(97, 13, 2), image(40, 56, 1), image(64, 64, 3)]
     together = made.process(" ".join([token] * 4), several, {}).items
     assert together[0].digest == together[2].digest and len({each.digest for each in together}) == 3
-    if FAMILIES[kind].counts_pictures:  # it is one of several, and so read in another way
+    if made.model.family.counts_pictures:  # it is one of several, and so read in another way
         alone = [made.process(token * 2, [each, image()], {}).items[0] for each in several]
     else:
         alone = [made.process(token, [each], {}).items[0] for each in several]
@@ -61,7 +60,6 @@ def test_a_uuid_stands_for_the_content(tmp_path: Path) -> None:
     mine = made.process("<image>", [image(seed=1, uuid="a")], {}).items[0]
     assert made.process("<image>", [image(seed=2, uuid="a")], {}).items[0] == mine
     assert made.process("<image>", [image(seed=1, uuid="b")], {}).items[0].digest != mine.digest
-    assert decoded({"image": picture(4, 4)}, {"image": "a"}, "tenant")[0].uuid == "tenant\0a"
 
 
 @pytest.mark.parametrize("text, count, why", [
@@ -110,28 +108,6 @@ def test_the_cache_holds_what_was_used_last() -> None:
     assert cache.find(b"b") is None and cache.find(b"a") is not None and cache.nbytes == 100
     cache.put(b"large", processed(101))
     assert cache.find(b"large") is None and len(cache) == 2
-
-
-@pytest.mark.parametrize("data, why", [
-    ({"image": "a.png"}, "image 0 is of type str"),
-    ({"image": [picture(4, 4), picture(4, 4)[..., :2]]}, "image 1 is an array uint8"),
-    ({"image": picture(4, 4).astype(np.float32)}, "image 0 is an array float32"),
-    ({"video": [1]}, "has 'video', and images alone are served"),
-    ("x", "'multi_modal_data' is of type str"),
-    ({"image": np.zeros((0, 4, 3), np.uint8)}, "image 0 has 4 x 0 pixels"),
-])  # fmt: skip
-def test_data_of_a_prompt_is_checked(data: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        decoded(data, None, None)
-
-
-def test_pillows_pictures_and_arrays_are_the_same() -> None:
-    from PIL import Image
-
-    given = picture(5, 7)
-    (from_pillow,) = decoded({"image": Image.fromarray(given)}, None, None)
-    (from_array,) = decoded({"image": [given]}, None, None)
-    assert np.array_equal(from_pillow.data, from_array.data)
 
 
 def test_pages_tell_pictures_and_their_parts_apart() -> None:
