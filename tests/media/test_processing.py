@@ -11,14 +11,16 @@ from quintet.media.items import IMAGE, VIDEO, DecodedMedia, MediaItem
 from quintet.media.load_processor import load_processor
 from quintet.media.processing import HFMediaProcessor, ImageCache, ProcessedImage
 from quintet.media.spans import identity, overlaps
-from tests.helpers.checkpoints.wrappers import WRAPPERS, picture, save_processor
+from tests.helpers.media.wrappers import WRAPPERS, picture, save_processor
 
 pytest.importorskip("PIL")
 
 
 def processor(folder: Path, kind: str = "llava", **entries: Any) -> HFMediaProcessor:
     save_processor(kind, folder)
-    return load_processor(MediaModel(WRAPPERS[kind].model_type or kind, str(folder), 258, **{"cache_bytes": 2**24, **entries}))
+    return load_processor(
+        MediaModel(WRAPPERS[kind].model_type or kind, str(folder), 258, **{"cache_bytes": 2**24, **entries})
+    )
 
 
 def image(height: int = 40, width: int = 56, seed: int = 0, uuid: str = "") -> DecodedMedia:

@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet import LLM, SamplingParams
 from quintet.media.items import MediaItem
 from quintet.models.transformers.tower import VisionTower
-from tests.helpers.checkpoints.wrappers import WRAPPERS, Made, make, picture
+from tests.helpers.media.wrappers import WRAPPERS, Made, make, picture
 
 pytest.importorskip("PIL")
 
