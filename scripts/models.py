@@ -310,10 +310,10 @@ MIDDLE = """
 
 ## Text of multimodal models
 
-A multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and the tensors
-of other parts (`vision_tower`, `audio_tower`, projectors) are passed over, which a line at start says: all of them, or
-those that the images below do not need. Audio and video of chat models are not served yet, and are refused in requests.
-Where no family here has the type, transformers' code may run it. `tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
+The text of a multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and
+the tensors of other parts (`audio_tower`; `vision_tower` and projectors of wrappers that are not in the table below)
+are passed over, which a line at start says. Where no family here has the type, transformers' code may run it.
+`tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
 `mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`,
 `exaone4_5`, `hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`,
 `qwen3_vl`, `gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are
@@ -332,7 +332,7 @@ here, and no GPU: the towers compute by torch there, too, which is unverified.
 """
 AFTER_IMAGES = """
 - Others are refused by name, and their text runs. `gemma3` and `paligemma`: {until}. Every other wrapper: it was not
-  tried with images.
+  tried with images. Audio and video of chat models are refused for all.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
   head, in a GGUF file, with `load_format` `sharded_state`, and `qwen3_vl` in pipeline stages.
 - Memory: rows of images stand on the device, `hidden_size` numbers of the model's type for each token of an image

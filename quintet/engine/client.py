@@ -14,6 +14,7 @@ from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
@@ -25,7 +26,7 @@ from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.engine.sampling.load_processors import load_processors
-from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.engine.startup import launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer

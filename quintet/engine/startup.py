@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ from quintet.engine.encoder import factory as encoders
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
-from quintet.engine.executor.shape_buckets import describe, plan_buckets
+from quintet.engine.executor.shape_buckets import describe
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
@@ -30,7 +31,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
-from quintet.engine.media.factory import Checkpoint, Pictures, pictures, taken_media
+from quintet.engine.media.factory import Checkpoint, pictures
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -40,29 +41,25 @@ from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
 from quintet.engine.platform_support import features_of, support_evidence
-from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler, pooling_of, resolve_pooling
-from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.factory import head_tensors, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization
 from quintet.engine.row_store.factory import describe_row_store, make_row_store, row_store_sizes
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
-from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
+from quintet.engine.sizing import make_memory_plan, scheduler_limits
 from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
-from quintet.hub.pooling_task import Pooling, is_pooling_model
+from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.types import RankInfo, ShapeBucket
+from quintet.interface.types import RankInfo
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
-from quintet.media.audio.encoder_input import SpeechInput
-from quintet.media.families import MediaModel
-from quintet.media.input import MediaInput
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
@@ -84,76 +81,6 @@ class ModelFiles(NamedTuple):
 
     folder: WeightFiles
     family: type[ModelBase]
-
-
-@dataclass(frozen=True)
-class EnginePlan:
-    """All decisions, before a weight is read."""
-
-    config: EngineConfig  # as the platform settled it
-    platform: Platform
-    capabilities: Capabilities
-    reasons: tuple[str, ...]  # of everything that was decided and not asked for
-    folder: Path
-    hf_config: Any
-    generation: dict[str, Any]  # sampling defaults, and eos_token_id
-    sizes: ModelSizes
-    ranks: WorkerGroup
-    memory_plan: MemoryPlan
-    pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
-    unproven_features: str  # what of this no conformance report vouches for; empty if all is proven
-    profiler: Profiler
-    pictures: Pictures
-
-    @property
-    def vocab_size(self) -> int:
-        return self.ranks.workers[0].model.vocab_size
-
-    @property
-    def pooling_bounds(self) -> PoolingBounds | None:
-        """Limits of pooling requests; None if the model generates."""
-        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.memory_plan.max_model_len)
-
-    @property
-    def fixed_shapes(self) -> tuple[ShapeBucket, ...]:
-        """The sizes of all steps, where the device wants fixed shapes."""
-        if not self.capabilities.static_shapes:
-            return ()
-        sizes = plan_buckets(largest_step(self.config, self.ranks.workers[0], self.memory_plan.max_model_len))
-        return tuple(each._replace(inputs=self.inputs) for each in sizes)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
-        model = self.ranks.workers[0].model
-        types = model.uses_token_types and self.pooling is not None
-        there = {"embed_indices": self.sizes.row_store is not None, "token_type_ids": types}
-        return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
-
-    @property
-    def encoder(self) -> SpeechInput | None:
-        """Media that a request has for the model's encoder; None: it has none."""
-        return encoders.speech_input(self.hf_config, self.ranks.workers[0])
-
-    @property
-    def media(self) -> MediaModel | None:
-        """What a process that admits requests must know of pictures; None: they are refused."""
-        return self.pictures.model(self.config, self.folder, self.sizes.row_store)
-
-    @property
-    def taken_media(self) -> MediaInput | SpeechInput | str:
-        """How prompts of the Python API get media; text says why they may have none."""
-        return taken_media(self.config, self.media, self.encoder, self.pictures.why)
-
-    @property
-    def embeds_width(self) -> int:
-        """Numbers of an embedding that a prompt may have in the place of a token; 0: none may be there."""
-        return self.ranks.workers[0].model.width if self.config.enable_prompt_embeds else 0
-
-    @property
-    def buckets(self) -> tuple[ShapeBucket, ...]:
-        """The sizes of steps that are compiled, or captured."""
-        return self.fixed_shapes or self.memory_plan.buckets
 
 
 def prepare(

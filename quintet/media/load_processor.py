@@ -16,7 +16,7 @@ VIDEO = "video_processor"
 def load_processor(model: MediaModel) -> HFMediaProcessor:
     """Returns the processor of a model. Imports transformers, which takes seconds. ValueError says what is missing."""
     if importlib.util.find_spec("PIL") is None:
-        raise ValueError('images need Pillow, which is not installed: pip install "quintet-llm[images]"')
+        raise ValueError('images need Pillow, which is not installed: pip install "quintet-llm[image]"')
     try:
         return HFMediaProcessor(model, _processor(model))
     except (OSError, MemoryError):

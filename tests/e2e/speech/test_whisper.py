@@ -11,7 +11,19 @@ from quintet import LLM, AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from tests.helpers.checkpoints.whisper import (
-    DE, EN, EOT, NO_SPEECH, PROMPT, ROWS, SOT, TIMED, TRANSCRIBE, features_of, greedy, small_model, tone,
+    DE,
+    EN,
+    EOT,
+    NO_SPEECH,
+    PROMPT,
+    ROWS,
+    SOT,
+    TIMED,
+    TRANSCRIBE,
+    features_of,
+    greedy,
+    small_model,
+    tone,
 )  # fmt: skip
 from tests.helpers.platforms.null_engine import drain
 
