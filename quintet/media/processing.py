@@ -86,7 +86,6 @@ class HFMediaProcessor:
     ) -> ProcessedPrompt:
         """See MediaProcessor."""
         self._check(media)
-        options = {**self.model.options, **options}
         several = self.model.family.counts_pictures and len(media) > 1
         with self._lock:
             images = [self._image(each, options, several) for each in media]
@@ -144,7 +143,8 @@ class HFMediaProcessor:
 
     def _call(self, text: str, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[int]:
         """Returns the token ids of text and pictures."""
-        out = self._processor(text=text, images=list(pictures), **{"return_tensors": None, **options})
+        images = [list(pictures)] if self.model.family.counts_pictures else list(pictures)  # of one prompt
+        out = self._processor(text=text, images=images, **{"return_tensors": None, **options})
         found = out["input_ids"]
         row = found[0] if len(found) and not isinstance(found[0], int) else found
         return [int(each) for each in row]

@@ -75,7 +75,7 @@ class EnginePlan:
     @property
     def media(self) -> MediaModel | None:
         """What a process that admits requests must know of pictures; None: they are refused."""
-        return self.pictures.model(self.config, self.folder, self.sizes.row_store, self.vocab_size)
+        return self.pictures.model(self.config, self.folder, self.sizes.row_store)
 
     @property
     def taken_media(self) -> MediaInput | SpeechInput | str:

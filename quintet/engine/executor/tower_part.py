@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quintet.engine.executor.model_part import storage_bytes
@@ -32,6 +33,9 @@ class TowerPart:
         finalize(self.model)
         self._folder: Path | WeightFiles | None = None
         self._dropped = False  # the weights, by sleep()
+        self._threads = (
+            torch.get_num_threads()
+        )  # before the model's steps, whose products may be ours, take all but one
 
     @property
     def weight_bytes(self) -> int:
@@ -46,7 +50,12 @@ class TowerPart:
 
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
         """Returns the rows of a picture: see VisionTower."""
-        return self.model.encode(item)
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            return self.model.encode(item)
+        finally:
+            torch.set_num_threads(before)
 
     def wake(self) -> None:
         """Reads dropped weights again."""

@@ -40,9 +40,7 @@ class Pictures(NamedTuple):
             return None
         return RotaryIndex(self.sizes.hf_config, longest)
 
-    def model(
-        self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None, vocab_size: int
-    ) -> MediaModel | None:
+    def model(self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None) -> MediaModel | None:
         """Returns what processes that admit requests must know; None: pictures are refused."""
         if self.sizes is None or rows is None:
             return None
@@ -53,14 +51,15 @@ class Pictures(NamedTuple):
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
-            vocab_size=vocab_size,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         )
 
 
 def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
     """Returns what callers may give of a model's media."""
-    return media_info(config, () if model is None else (IMAGE,))
+    if model is None:
+        return media_info(config)
+    return media_info(config, (IMAGE,), {IMAGE: model.family.placeholder})
 
 
 def taken_media(
