@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
@@ -88,13 +88,19 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
 
         What fails later than ValueError ends this request alone: finish_reason is "error", and `error` says why.
         """
-        parsed = self._client.parse(prompt)
+        parsed = await self._parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
         parsed = await adapted(self._client, parsed, lora_request)
         async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def _parse(self, prompt: PromptType) -> list[Prompt]:
+        """Parses a prompt; one with media in a thread, since it takes a while."""
+        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
+            return await asyncio.to_thread(self._client.parse, prompt)
+        return self._client.parse(prompt)
 
     @refuses_unsupported
     async def chat(
@@ -112,10 +118,10 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config
-        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config)
+        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config, self._client.media)
         if len(call) != 1:
             raise ValueError(f"chat() takes one conversation, not {len(call)}; call it once for each")
-        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()])
+        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()], asyncio.to_thread)
         kind = chat.params.output_kind
         delta, parser = (
             kind == RequestOutputKind.DELTA,

@@ -16,6 +16,7 @@ from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.lora.references import LoRAReferences
+from quintet.engine.media.placeholders import with_placeholders
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.parallel.commands import SaveShardedCommand
@@ -29,6 +30,8 @@ from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
+from quintet.media.input import MediaInput
+from quintet.media.load_processor import load_processor
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -90,6 +93,15 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
+        self.media = self._media_input(prepared)
+
+    def _media_input(self, prepared: EnginePlan) -> MediaInput | str:
+        """Returns what makes prompts with media ready, or why there are none."""
+        model = prepared.media
+        if model is None:
+            return prepared.pictures.why
+        info = with_placeholders(prepared.media_info, model, self.tokenizer)
+        return MediaInput(info, lambda: load_processor(model))
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -115,7 +127,7 @@ class EngineClient:
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
         bounds = self.input_processor.limits
-        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, self.media)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
@@ -237,6 +249,8 @@ class EngineClient:
         self.engine.abort(self.output_processor.fail("the engine was closed").aborts)
         self.engine.close()
         self.adapters.close()
+        if isinstance(self.media, MediaInput):
+            self.media.close()
         self.grammars.close()
         self.engine_plan.ranks.close()
 

@@ -144,6 +144,8 @@ class InputProcessor:
         _check_not_empty(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
         ids = prompt.token_ids[kept]
+        if prompt.media and len(ids) < len(prompt.token_ids):
+            raise ParameterError("truncate_prompt_tokens", "would cut a prompt with images; shorten its text instead")
         room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
@@ -184,6 +186,7 @@ class InputProcessor:
                 reasoning_marker_ids=marks,
                 open_reasoning_tokens=thought,
                 lora=prompt.lora,
+                media=prompt.media,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
+from quintet.config.media.info import media_info
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
@@ -29,6 +30,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
+from quintet.engine.media.factory import Checkpoint, Pictures, pictures
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -58,6 +60,9 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo, ShapeBucket
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.media.families import MediaModel
+from quintet.media.info import MediaInfo
+from quintet.media.items import IMAGE
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
@@ -98,6 +103,7 @@ class EnginePlan:
     pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
     unproven_features: str  # what of this no conformance report vouches for; empty if all is proven
     profiler: Profiler
+    pictures: Pictures
 
     @property
     def vocab_size(self) -> int:
@@ -122,8 +128,18 @@ class EnginePlan:
         """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
         model = self.ranks.workers[0].model
         types = model.uses_token_types and self.pooling is not None
-        there = {"embed_indices": self.config.enable_prompt_embeds, "token_type_ids": types}
+        there = {"embed_indices": self.sizes.row_store is not None, "token_type_ids": types}
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
+
+    @property
+    def media_info(self) -> MediaInfo:
+        """Returns the kinds of media that prompts may have, and where they may come from."""
+        return media_info(self.config, () if self.media is None else (IMAGE,))
+
+    @property
+    def media(self) -> MediaModel | None:
+        """What a process that admits requests must know of pictures; None: they are refused."""
+        return self.pictures.model(self.config, self.folder, self.sizes.row_store, self.vocab_size)
 
     @property
     def embeds_width(self) -> int:
@@ -173,6 +189,7 @@ def _decide(
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
+    images = pictures(config, facts, platform.name, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
@@ -182,7 +199,7 @@ def _decide(
         config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
     if files is not None:
-        reasons += describe_files(config, hf_config.model_type, weights)
+        reasons += describe_files(config, hf_config.model_type, weights, images.why)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
     if pooling is not None:
@@ -192,8 +209,8 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length)
-    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows)
+    rows = row_store_sizes(config, facts, platform.name, length, images.levels)
+    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
@@ -217,7 +234,7 @@ def _decide(
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
-        doubts, profiler,
+        doubts, profiler, images,
     )  # fmt: skip
 
 
@@ -306,7 +323,8 @@ def _engine_parts(
     costs = make_step_costs(drafting, ranking.lora_role(ranks))
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal, costs) if hook is not None)
     overlap = prepared.capabilities.overlap
-    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, config)
+    rotary = prepared.pictures.rotary(prepared.memory_plan.max_model_len)
+    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, rotary, config)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:

@@ -170,7 +170,7 @@ class FakeBackend:
         self.model_info = ModelInfo(
             MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000,
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
-            media=self.media,
+            media_info=self.media,
         )  # fmt: skip
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         ending = None if self.pooling is None else self.pooling.with_special_tokens(self.tokenizer)

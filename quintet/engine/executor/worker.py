@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,13 +37,18 @@ from quintet.layers.decoder import CausalLM
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
+from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.row_store import RowStore
+from quintet.media.items import MediaItem
 from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
+
+if TYPE_CHECKING:  # it is built with transformers, which text alone does without
+    from quintet.engine.executor.tower_part import TowerPart
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +118,16 @@ class Worker:
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
+        self.tower = self._tower(sizes)
+
+    def _tower(self, sizes: ModelSizes) -> "TowerPart | None":
+        """Makes the encoder of pictures, on a rank that embeds tokens."""
+        if sizes.tower is None or self.row_store is None:
+            return None
+        from quintet.engine.executor.tower_part import TowerPart
+
+        build = replace(self.main.build, quantization=QuantizationPlan(), lora=None, row_store=None)
+        return TowerPart(self.platform, sizes.tower, build, self.rank_info.rank)
 
     def _part(self, hf_config: Any, sizes: ModelSizes, head: type[DraftHead] | None = None) -> ModelPart:
         """Makes one of the models."""
@@ -196,11 +212,13 @@ class Worker:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this device."""
-        return sum(part.weight_bytes for part in self.parts)
+        return sum(part.weight_bytes for part in (*self.parts, self.tower) if part is not None)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the models take on this device; they run in turns, in one workspace."""
         found = self.main.estimate(max_shape)
+        if self.tower is not None:
+            found = found._replace(weights=found.weights + self.tower.weight_bytes)
         if self.drafter is None:
             return found
         second = self.drafter.estimate(max_shape)
@@ -228,6 +246,8 @@ class Worker:
         self.main.read(folder, progress)
         if self.drafter is not None:
             self.drafter.read(self._drafter_weights, progress)
+        if self.tower is not None:
+            self.tower.read(folder, progress)
         self._begin(progress)
 
     def finish_store(self) -> None:
@@ -263,20 +283,31 @@ class Worker:
         for part in self.parts:
             part.sleep()
             freed += part.drop_weights() if level == DROPPED else 0
+        if self.tower is not None and level == DROPPED:
+            freed += self.tower.drop_weights()
         return freed
 
     def wake(self, tags: Collection[str] = TAGS) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
         if "weights" in tags:
             self.device.wake()
-            for part in self.parts:
-                part.wake()
+            for part in (*self.parts, self.tower):
+                if part is not None:
+                    part.wake()
         if "kv_cache" in tags:
             self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
+        tower = None if self.tower is None else self.tower.reading(folder)  # refuses before anything is overwritten
         self.main.reload(folder)
+        if tower is not None:
+            tower.overwrite(self.platform)
+
+    def encode(self, item: MediaItem, places: IntArray) -> None:
+        """Encodes a picture, and writes its rows to these places of the row store."""
+        if self.tower is not None and self.row_store is not None:
+            self.row_store.write_levels(self.tower.encode(item), places)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""

@@ -20,7 +20,6 @@ from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
-from quintet.config.media.info import media_info
 from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.factory import adapter_reader
@@ -156,7 +155,9 @@ def served(prepared: EnginePlan) -> ModelInfo:
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
-        media=media_info(config),
+        media=prepared.media,
+        no_media=prepared.pictures.why,
+        media_info=prepared.media_info,
         max_loras=config.max_loras if config.enable_lora else 0,
         num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )

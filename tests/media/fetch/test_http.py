@@ -14,7 +14,7 @@ import trustme
 
 from quintet.media.errors import MediaError
 from quintet.media.fetch.http import MAX_REDIRECTS, FetchRules, fetch
-from tests.helpers.media import http_host, response
+from tests.helpers.media.files import http_host, response
 
 LOOPBACK = "127.0.0.1"
 NAMES = ("images.example", "other.example")
