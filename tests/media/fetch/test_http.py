@@ -137,7 +137,8 @@ def test_redirects_are_followed_by_the_same_rules() -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["http://evil.example/", "http://127.0.0.1/", "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://images.example/",
+    ["http://evil.example/", "http://127.0.0.1/", "file:///etc/passwd", "data:image/png;base64,AAAA",
+     "ftp://images.example/",
      "gopher://images.example/", "http://images.example@127.0.0.1/", "//evil.example/x", "http://[::1]/", "\\\\evil\\x"],
 )  # fmt: skip
 def test_a_redirect_to_what_is_not_allowed_is_refused(location: str) -> None:
