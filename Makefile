@@ -25,6 +25,7 @@ REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("
 	print(*(project["optional-dependencies"][sys.argv[1]] if sys.argv[1:] else project["dependencies"]), sep="\n")'
 CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
+ISAS := $(if $(wildcard $(STAMP)),ALL,NATIVE)
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 # A test run starts a thousand processes; without it each compiles what it imports.
@@ -141,14 +142,16 @@ $(RUN): $(SOURCES)
 	@$(REQUIRES) > $(VENV)/requires.txt
 	$(PIP) -r $(VENV)/requires.txt
 
+# Running needs the kernels of this processor alone; what tests and checks need compiles those of all.
 .extension:
-	$(PIP) --no-build-isolation --no-deps -e .
+	MAKEFLAGS= $(PIP) --no-build-isolation --no-deps -C cmake.define.QUINTET_ISAS=$(ISAS) -e .
 
 $(STAMP): $(RUN)
 	@echo "adding what tests, checks and benchmarks need to $(VENV)"
 	@$(REQUIRES) dev > $(VENV)/requires-dev.txt
 	$(PIP) -r $(VENV)/requires-dev.txt
 	$(PIP) --no-build-isolation --no-deps -e ./tools
+	@$(MAKE) --no-print-directory .extension ISAS=ALL
 	@touch $@
 
 # The site needs neither torch nor quintet.

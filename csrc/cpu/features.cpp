@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "cpu/kernels/linear.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -136,7 +138,8 @@ Isa isa() {
     const bool avx2 = has(f, "avx2") && has(f, "fma") && has(f, "f16c");
     if (!avx2) return Isa::baseline;
     const bool avx512 = has(f, "avx512f") && has(f, "avx512bw") && has(f, "avx512vl") && has(f, "avx512dq");
-    if (!avx512) return Isa::avx2;
+    const bool compiled = kLinearAvx512.multiply[0] != nullptr;  // see without_avx512.cpp
+    if (!avx512 || !compiled) return Isa::avx2;
     if (!has(f, "avx512_bf16")) return Isa::avx512;
     const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
     return amx && request_tiles() ? Isa::amx : Isa::avx512_bf16;

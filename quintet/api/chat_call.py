@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from quintet.chat.messages import ChatOptions, conversations, load_chat_template
 from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, is_cut_off
 from quintet.chat.prepare import ChatInput, ChatModel, PreparedChat, prepare
+from quintet.chat.prompts import TakenMedia
 from quintet.chat.tool_choice import read_tools
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import StructuredOutputsConfig
@@ -43,7 +44,7 @@ class ChatCall:
         messages: Any,
         options: Mapping[str, Any],
         config: StructuredOutputsConfig,
-        media: MediaInput | str = "",
+        media: TakenMedia = "",
     ) -> None:
         """`family` is the model's type; `options` are the fields of ChatOptions and CallOptions; `media` makes prompts
         with images, video and audio ready, or is the reason why there are none.
@@ -60,7 +61,7 @@ class ChatCall:
             tokenizer=tokenizer,
             parsers=Parsers.select(call, tokenizer, own, family),
             grammars=GrammarWriter(config, tokenizer),
-            media=None if isinstance(media, str) else media,
+            media=media if isinstance(media, MediaInput) else None,
         )
         tool_choice = read_tools(template.tools, call.tool_choice)
         self._chats = [

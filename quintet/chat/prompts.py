@@ -2,23 +2,27 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from numbers import Integral
 from typing import Any, TypedDict
 
+from quintet.chat.encoder_prompts import is_encoder_prompt, split_prompt
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
-from quintet.media.arrays import parts_of_data
-from quintet.media.errors import MediaError
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.input import MediaInput
 from quintet.media.items import MediaItem
+from quintet.media.prompt_data import KEYS as MEDIA_KEYS
+from quintet.media.prompt_data import process_prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
+# how a model takes media: as parts of its prompts, for its encoder alone, or not, for this reason
+TakenMedia = MediaInput | SpeechInput | str
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
-_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
 _TOGETHER = 1024  # texts that are encoded at once
 SEGMENTS = 2**15  # far more than any model tells apart
 NO_MEDIA = "this model takes text alone"
@@ -55,12 +59,15 @@ class Prompt:
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    encoder: MediaItem | None = None  # what the model's encoder takes
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
 
     @property
     def salt(self) -> bytes:
-        """Bytes that keep the cached pages of tenants and adapters apart."""
+        """Bytes that keep the cached pages of tenants, adapters and encoded media apart."""
         salt = (self.cache_salt or "").encode()
+        if self.encoder is not None:
+            salt = blake2b(salt, key=self.encoder.digest, digest_size=32, person=b"quintet-media").digest()
         return salt if self.lora is None else self.lora.salted(salt)
 
 
@@ -110,7 +117,7 @@ class PromptLimit:
 
 
 def parse_prompts(
-    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0, media: MediaInput | str = NO_MEDIA
+    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0, media: TakenMedia = NO_MEDIA
 ) -> list[Prompt]:
     """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
     where they may not. `media`: makes prompts with media ready, or says why there may be none. Raises ValueError that
@@ -120,7 +127,12 @@ def parse_prompts(
     parsed: list[Prompt] = []
     for first in range(0, len(prompts), _TOGETHER):
         named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
-        if tokenizer is not None and len(named) > 1 and all(isinstance(each, str) for each, _ in named):
+        if (
+            tokenizer is not None
+            and not isinstance(media, SpeechInput)
+            and len(named) > 1
+            and all(isinstance(each, str) for each, _ in named)
+        ):
             parsed += _texts(named, tokenizer, vocab_size)
         else:
             parsed += [parse_prompt(each, tokenizer, vocab_size, name, width, media) for each, name in named]
@@ -140,15 +152,20 @@ def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: i
 
 def parse_prompt(  # of a model: its tokenizer, and what else prompts may be
     prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0,
-    media: MediaInput | str = NO_MEDIA,
+    media: TakenMedia = NO_MEDIA,
 ) -> Prompt:  # fmt: skip
     """One prompt; `name` is what a message calls it."""
+    if isinstance(media, SpeechInput) and isinstance(prompt, Mapping) and is_encoder_prompt(prompt):
+        decoder, item = split_prompt(prompt, media, name)
+        if isinstance(text := decoder.get("prompt"), str) and decoder.get("prompt_token_ids") is None:
+            decoder["prompt_token_ids"] = _encode(text, tokenizer, vocab_size, name, special=False)
+        return replace(_parse_dict(decoder, tokenizer, vocab_size, name, width), encoder=item)
     if isinstance(prompt, str):
         return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
     if isinstance(prompt, (list, tuple)):
         return Prompt(_check_ids(prompt, vocab_size, name))
     if isinstance(prompt, Mapping):
-        if any(prompt.get(key) for key in _MEDIA_KEYS):
+        if any(prompt.get(key) for key in MEDIA_KEYS):
             with_media = _with_media(prompt, vocab_size, name, media)
             if with_media is not None:
                 return with_media
@@ -159,7 +176,7 @@ def parse_prompt(  # of a model: its tokenizer, and what else prompts may be
 def _parse_dict(
     prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
 ) -> Prompt:
-    refuse_unknown("prompt key", map(str, prompt), (*_KEYS, *_MEDIA_KEYS), PROMPT_KEYS)
+    refuse_unknown("prompt key", map(str, prompt), (*_KEYS, *MEDIA_KEYS), PROMPT_KEYS)
     text, ids, embeds, salt, types = (prompt.get(key) for key in _KEYS)
     if types is not None and ids is None:
         raise ValueError(f"{name}: 'token_type_ids' are of 'prompt_token_ids'; give both, or neither")
@@ -188,11 +205,12 @@ def _check_salt(salt: Any, name: str) -> None:
         refuse_surrogates(salt, f"{name}: 'cache_salt'")
 
 
-def _with_media(prompt: Mapping[Any, Any], vocab_size: int, name: str, media: MediaInput | str) -> Prompt | None:
+def _with_media(prompt: Mapping[Any, Any], vocab_size: int, name: str, media: TakenMedia) -> Prompt | None:
     """Returns a prompt of text or token ids with media; None if it has no media after all."""
-    if isinstance(media, str):
-        raise ValueError(f"{name}: 'multi_modal_data' is not taken here: {media}")
-    refuse_unknown("prompt key", map(str, prompt), ("prompt", "prompt_token_ids", "cache_salt", *_MEDIA_KEYS), {})
+    if not isinstance(media, MediaInput):
+        why = media if isinstance(media, str) else "this model takes audio for its encoder alone"
+        raise ValueError(f"{name}: 'multi_modal_data' is not taken here: {why}")
+    refuse_unknown("prompt key", map(str, prompt), ("prompt", "prompt_token_ids", "cache_salt", *MEDIA_KEYS), {})
     text, ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
     _check_salt(salt, name)
     given: str | list[int]
@@ -204,14 +222,11 @@ def _with_media(prompt: Mapping[Any, Any], vocab_size: int, name: str, media: Me
     else:
         raise ValueError(f"{name} must have 'prompt', a text, or 'prompt_token_ids', a list of ints")
     try:
-        parts = parts_of_data(prompt.get("multi_modal_data") or {}, prompt.get("multi_modal_uuids"), salt or "")
-        if not parts:
-            return None
-        made = media.process(given, parts, prompt.get("media_io_kwargs"), prompt.get("mm_processor_kwargs"))
-    except MediaError as error:
-        raise ValueError(f"{name}: {error.where or 'multi_modal_data'} cannot be used: {error}") from None
+        made = process_prompt(media, given, prompt, salt)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    if made is None:
+        return None
     return Prompt(_check_tokenizer_ids(made.token_ids, vocab_size, name), text, salt, media=tuple(made.items))
 
 
@@ -240,11 +255,12 @@ def check_enabled(width: int, name: str) -> None:
         )
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str, special: bool = True) -> list[int]:
+    """Encodes a text; with `special`, special tokens around it are those that the tokenizer adds."""
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
     refuse_surrogates(text, name)
-    return _check_tokenizer_ids(tokenizer.encode(text), vocab_size, name)
+    return _check_tokenizer_ids(tokenizer.encode(text, special), vocab_size, name)
 
 
 def _check_tokenizer_ids(ids: list[int], vocab_size: int, name: str) -> list[int]:

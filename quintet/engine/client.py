@@ -16,7 +16,6 @@ from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.lora.references import LoRAReferences
-from quintet.engine.media.placeholders import with_placeholders
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.parallel.commands import SaveShardedCommand
@@ -31,7 +30,6 @@ from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
 from quintet.media.input import MediaInput
-from quintet.media.load_processor import load_processor
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -93,15 +91,7 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
-        self.media = self._media_input(prepared)
-
-    def _media_input(self, prepared: EnginePlan) -> MediaInput | str:
-        """Returns what makes prompts with media ready, or why there are none."""
-        model = prepared.media
-        if model is None:
-            return prepared.pictures.why
-        info = with_placeholders(prepared.media_info, model, self.tokenizer)
-        return MediaInput(info, lambda: load_processor(model))
+        self.media = prepared.taken_media
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -200,6 +190,8 @@ class EngineClient:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
+        if self.engine_plan.encoder is not None:
+            raise ValueError("save_sharded_state: an encoder's weights have no shards; use the model's own files")
         if not isinstance(self.engine, Engine):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = (
@@ -283,6 +275,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
         max_embeds_rows(config, prepared.sizes.row_store),
+        prepared.encoder,
     )
     if tokenizer is None:
         generation["detokenize"] = False

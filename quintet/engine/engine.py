@@ -22,7 +22,7 @@ from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.lora.loaded import LoadedLoRA
 from quintet.engine.lora.stats import lora_stats
 from quintet.engine.needs import needs_of, refusal, wait_for_any
-from quintet.engine.observability.stats import LoRAStats, Stats
+from quintet.engine.observability.stats import EncoderStats, LoRAStats, Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
 from quintet.engine.row_store.media import EncodingFailed
@@ -378,11 +378,12 @@ class Engine:
 
     def stats(self) -> Stats:
         """Returns the stats of all parts."""
-        answers = self._answers
+        answers, encoder = self._answers, self.scheduler.kv_cache_manager.encoder
         stats = Stats(
             self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
             asleep=self.asleep, num_deferred=len(self._unready), weights=self.controls.stats(),
             lora=LoRAStats() if self.lora is None else lora_stats(self.scheduler.running, self.scheduler.waiting),
+            encoder=EncoderStats() if encoder is None else encoder.stats(),
         )  # fmt: skip
         for hook in self._hooks:
             stats = hook.add_stats(stats)

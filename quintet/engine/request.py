@@ -16,6 +16,7 @@ from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.engine.encoder.cache import EncodedPages
     from quintet.engine.kv_cache.manager import PrefixMatch
     from quintet.engine.lora.loaded import LoadedLoRA
     from quintet.engine.media.rotary import RequestRotary
@@ -65,6 +66,7 @@ class CoreRequest:
     pooled_rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
     token_types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    encoder: MediaItem | None = None  # what the model's encoder makes rows of, which its layers read; in the salt, too
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens in prompt_ids
 
     @property
@@ -157,6 +159,7 @@ class Request:
     scheduled_at: float | None = None  # time.monotonic() when its first step was planned
     num_prompt_logprobs: int = 0  # positions of the prompt that log-probabilities were returned for
     prompt_rows: "PromptRows | None" = None  # of the row store, which stand in the places of its prompt's tokens
+    encoded: "EncodedPages | None" = None  # of its media, while it runs; only EncoderCache changes it
     rotary: "RequestRotary | None" = None  # its tokens' rotary positions, where they are not their positions
     history: "TokenHistory | None" = None  # of the drafts
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
@@ -196,7 +199,12 @@ class Request:
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
         shaped = bool(self.core_request.grammar) or self.core_request.reasoning_marker_ids is not None
-        return penalized or shaped or any(len(word) > 1 for word in self.core_request.bad_words_ids)
+        return penalized or shaped or self.transcribes or any(len(word) > 1 for word in self.core_request.bad_words_ids)
+
+    @property
+    def transcribes(self) -> bool:
+        """True if its tokens are a transcript, which timestamp rules may shape."""
+        return self.core_request.encoder is not None
 
     @property
     def ready(self) -> bool:

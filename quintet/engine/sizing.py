@@ -59,7 +59,7 @@ def make_memory_plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ra
 def largest_step(config: EngineConfig, worker: Worker, length: int) -> ShapeBucket:
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
-    widths = worker.kv_cache_layout.table_widths(pages)
+    widths = worker.kv_cache_layout.table_widths(pages, worker.kv_cache_layout.encoder_pages(config.page_size))
     return ShapeBucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 

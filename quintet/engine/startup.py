@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
-from quintet.config.media.info import media_info
+from quintet.engine.encoder import factory as encoders
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
@@ -30,7 +30,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
-from quintet.engine.media.factory import Checkpoint, Pictures, pictures
+from quintet.engine.media.factory import Checkpoint, Pictures, pictures, taken_media
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -60,9 +60,9 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo, ShapeBucket
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.families import MediaModel
-from quintet.media.info import MediaInfo
-from quintet.media.items import IMAGE
+from quintet.media.input import MediaInput
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
@@ -119,8 +119,7 @@ class EnginePlan:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
-        first = self.ranks.workers[0]
-        sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
+        sizes = plan_buckets(largest_step(self.config, self.ranks.workers[0], self.memory_plan.max_model_len))
         return tuple(each._replace(inputs=self.inputs) for each in sizes)
 
     @property
@@ -132,14 +131,19 @@ class EnginePlan:
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
 
     @property
-    def media_info(self) -> MediaInfo:
-        """Returns the kinds of media that prompts may have, and where they may come from."""
-        return media_info(self.config, () if self.media is None else (IMAGE,))
+    def encoder(self) -> SpeechInput | None:
+        """Media that a request has for the model's encoder; None: it has none."""
+        return encoders.speech_input(self.hf_config, self.ranks.workers[0])
 
     @property
     def media(self) -> MediaModel | None:
         """What a process that admits requests must know of pictures; None: they are refused."""
-        return self.pictures.model(self.config, self.folder, self.sizes.row_store, self.vocab_size)
+        return self.pictures.model(self.config, self.folder, self.sizes.row_store)
+
+    @property
+    def taken_media(self) -> MediaInput | SpeechInput | str:
+        """How prompts of the Python API get media; text says why they may have none."""
+        return taken_media(self.config, self.media, self.encoder, self.pictures.why)
 
     @property
     def embeds_width(self) -> int:
@@ -201,6 +205,7 @@ def _decide(
     if files is not None:
         reasons += describe_files(config, hf_config.model_type, weights, images.why)
         check_counts(weights, files.family, hf_config)
+    encoders.check_encoder_settings(config, family, hf_config.model_type)
     pooling = pooling_of(config, whole, folder, family)
     if pooling is not None:
         config = resolve_pooling(config, pooling, backend, reasons)
@@ -291,8 +296,9 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups, captured = prepared.ranks.workers[0].kv_cache_layout.groups, () if fixed else buckets
-    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, captured, prepared.inputs)
+    layout, captured = prepared.ranks.workers[0].kv_cache_layout, () if fixed else buckets
+    groups = len(layout.groups), plan.num_slots > 0
+    batches = BatchBuilder(config.page_size, fixed, *groups, captured, prepared.inputs, layout.has_cross)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
@@ -329,11 +335,13 @@ def _engine_parts(
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
-    config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
+    config, plan, worker = prepared.config, prepared.memory_plan, prepared.ranks.workers[0]
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
     rows = make_row_store(prepared.sizes.row_store)
-    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots, rows)
+    encoder = encoders.make_encoder_cache(worker, pool, config.page_size)
+    step, groups = config.max_num_batched_tokens, worker.kv_cache_layout.groups
+    return KVCacheManager(pool, config.page_size, groups, step, slots, rows, encoder)
 
 
 def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
@@ -389,6 +397,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     """With these logits processors, or those of the settings. Where they cannot read what the device holds, sampling is
     left to the host and the specification."""
     config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
+    rules = encoders.decoding_rules(prepared.folder, prepared.hf_config, first)
     classes = load_processors(config.logits_processors if processors is None else processors)
     ops, device = first.ops, first.device
     if classes and facts.ops_only:
@@ -398,7 +407,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     settled = config.replace(max_model_len=prepared.memory_plan.max_model_len)
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
-    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
+    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes, rules)
 
 
 def _op_table(prepared: EnginePlan) -> str:

@@ -53,6 +53,10 @@ class Group(NamedTuple):
     The layers of a group keep alike: all positions, or those in a window. The pages of a request that no later token
     can see are 0 in its row of block_table, from the left.
 
+    Layers that read an encoder's rows make a group of their own, behind those of tokens: its seq_lens are numbers of
+    rows, and a decoder's step writes nothing there (slot_mapping is 0). In the encoder's pass slot_mapping has a place
+    for each row, and the group's other fields are not read.
+
     Layers that keep one state per request make the last group. Its block_table is [R, 2]: the unit that holds the state
     before the step (0: the request begins, from zeros), and the one that takes the state after it (0: padding). The two
     are never the same, and no unit is written twice in a step or read where it is written, but for 0: a step may be
@@ -201,6 +205,7 @@ class Layout:
     window: int | None = None  # positions that later tokens can see; None: all
     chunked: bool = False  # those from the last multiple of `window` on, and not the last `window`
     shards: int = 1  # devices of an SPMD platform that each keep one equal part
+    cross: bool = False  # of an encoder's rows: written once, by its pass, and seen by each token of the request
 
     @property
     def nbytes(self) -> int:
@@ -224,7 +229,9 @@ class AttentionSpec:
     alibi: tuple[float, ...] | None = None  # a slope per head: times how far the key is from the query, off the score
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
     causal: bool = True  # a token sees those before it; False: all of its request's
-    source: Literal["self", "cross", "none"] = "self"  # origin of the kept K and V; none: nothing is (BERT, ViT)
+    # origin of the kept K and V: the layer's own tokens, or an encoder's rows ("cross": a platform is asked for it only
+    # if Platform.optional_spec_fields names it); none: nothing is kept (BERT, ViT)
+    source: Literal["self", "cross", "none"] = "self"
     shared: int = 0  # V is the first so many numbers of K, and is not kept (MLA, absorbed); 0: V is its own
     # a token sees itself and those before it from the last multiple of this on (Llama 4); a platform is
     # asked for it only if Platform.optional_spec_fields names it

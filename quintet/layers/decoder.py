@@ -11,7 +11,7 @@ from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from quintet.layers.layer_state import StepState
+from quintet.layers.layer_state import LayerMixer, StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.norm import RMSNorm
@@ -195,6 +195,7 @@ class ModelBase(nn.Module):
     supports_pipeline: bool = False  # True: pipeline stages can share out the layers of the trunk
     recordable: bool = True  # False: a step computes with more than ops, so that their calls alone are not the step
     config_counts_layers: ClassVar[bool] = True  # False: config.json and the files count layers or experts differently
+    encoder_class: ClassVar[type | None] = None  # of the encoder whose rows its layers read, too; None: there is none
     reads_towers: ClassVar[bool] = False  # True: its tensors are those of a wrapper's files that no text model has
     uses_token_types: bool = False  # True: tokens have segments (token_type_ids), in the batch's inputs
     trunk_name: ClassVar[str] = "model"  # module that computes hidden states of the step's rows, and taps
@@ -215,6 +216,11 @@ class ModelBase(nn.Module):
 
     # the groups of its layers in each tensor of the state, where a second model of the worker has layers in it, too
     state_groups: Mapping[int, Collection[int]] | None = None
+
+    @property
+    def cross_mixers(self) -> Sequence[LayerMixer]:
+        """Mixers of its layers that read an encoder's rows, in order."""
+        return ()
 
     @classmethod
     def canonical(cls, name: str) -> str:

@@ -88,11 +88,26 @@ class LayerMixer:
     def layouts(self) -> tuple[Layout, ...]:
         return self.mixer.layouts
 
+    @property
+    def is_cross(self) -> bool:
+        """True if it reads an encoder's rows, and writes none."""
+        return any(layout.cross for layout in self.layouts)
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: StepState, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
         out, state = self.mixer(q, k, v, cache.tensors_at(self.tensor_indices), self._context(cache), sinks)
         cache.replace(self.tensor_indices, state)
         return out
+
+    def read(self, q: Tensor, cache: StepState) -> Tensor:
+        """q [T, H, D] over an encoder's rows, which keep() has written -> [T, H, D]."""
+        nothing: Any = None
+        return self(q, nothing, None, cache)
+
+    def keep(self, k: Tensor, v: Tensor, cache: StepState) -> None:
+        """Writes an encoder's k and v [E, Hkv, D] at the slots of the group."""
+        state = self.mixer.keep(k, v, cache.tensors_at(self.tensor_indices), self._context(cache))
+        cache.replace(self.tensor_indices, state)
 
     def with_rotary(
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, cache: StepState, sinks: Tensor | None

@@ -14,25 +14,26 @@ class MediaFamily:
     counts_pictures: bool = False
     rotary: bool = False  # tokens have three rotary positions (M-RoPE), by get_rope_index()
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
-    bidirectional: bool = False  # tokens of a picture see those after them
+    placeholder: str = "<image>"  # of a picture, in a text that a chat template without parts is given
 
 
 _PIXELS = ("pixel_values",)
 _SIZED = ("pixel_values", "image_sizes")
 _MASKED = ("pixel_values", "pixel_attention_mask")
 _GRID = ("pixel_values", "image_grid_thw")
+_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 FAMILIES = {
     "llava": MediaFamily(_SIZED),  # image_sizes of Pixtral's processor alone
     "llava_next": MediaFamily(_SIZED),
     "llava_onevision": MediaFamily(_SIZED, counts_pictures=True),
-    "qwen2_vl": MediaFamily(_GRID, rotary=True),
-    "qwen2_5_vl": MediaFamily(_GRID, rotary=True),
-    "qwen3_vl": MediaFamily(_GRID, rotary=True, deepstack=True),
+    "qwen2_vl": MediaFamily(_GRID, rotary=True, placeholder=_QWEN),
+    "qwen2_5_vl": MediaFamily(_GRID, rotary=True, placeholder=_QWEN),
+    "qwen3_vl": MediaFamily(_GRID, rotary=True, deepstack=True, placeholder=_QWEN),
     "idefics3": MediaFamily(_MASKED, nested=True),
     "smolvlm": MediaFamily(_MASKED, nested=True),
-    "mistral3": MediaFamily(_SIZED),
-    "internvl": MediaFamily(_PIXELS),
+    "mistral3": MediaFamily(_SIZED, placeholder="[IMG]"),
+    "internvl": MediaFamily(_PIXELS, placeholder="<IMG_CONTEXT>"),
 }
 # wrappers that transformers has, whose pictures are refused -> why
 REFUSED = {
@@ -51,9 +52,7 @@ class MediaModel:
     limits: dict[str, int] = field(default_factory=dict)  # most of each kind in a prompt; a kind that is left out: any
     max_rows: int = 0  # of one picture: encoder_cache_rows
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound
-    vocab_size: int = 0
     cache_bytes: int = 0  # of what processed pictures may take, in each process
-    options: dict[str, object] = field(default_factory=dict)  # of the processor: mm_processor_kwargs
 
     @property
     def family(self) -> MediaFamily:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,37 @@ def _processor(model: MediaModel) -> Any:
 
 def _class_of(model: MediaModel) -> Any:
     """Returns transformers' class, by the files or by the model's type."""
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
+    _without_their_import()
     named = [_entries(Path(model.folder) / name).get("processor_class") for name in FILES]
     name = next((each for each in named if isinstance(each, str)), PROCESSOR_MAPPING_NAMES.get(model.model_type))
-    found = None if name is None else processor_class_from_name(name)
+    found = None if name is None else _class(name)
     if found is None:
         raise ValueError(f"transformers has no processor {name!r}")
     return found
+
+
+def _without_their_import() -> None:
+    """Imports Pixtral's processor, whose module takes a function from one that needs torchvision; the module for Pillow
+    has the same."""
+    name = "transformers.models.pixtral"
+    if f"{name}.image_processing_pixtral" in sys.modules or f"{name}.processing_pixtral" in sys.modules:
+        return
+    stands_in = importlib.import_module(f"{name}.image_processing_pil_pixtral")
+    sys.modules[f"{name}.image_processing_pixtral"] = stands_in
+    try:
+        importlib.import_module(f"{name}.processing_pixtral")
+    finally:
+        del sys.modules[f"{name}.image_processing_pixtral"]
+
+
+def _class(name: str) -> Any:
+    """Returns a processor's class by its name."""
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
+    loaded = sys.modules.get("transformers.models.pixtral.processing_pixtral")
+    return getattr(loaded, name, None) or processor_class_from_name(name)
 
 
 def _entries(file: Path) -> dict[str, Any]:

@@ -86,7 +86,6 @@ class HFMediaProcessor:
     ) -> ProcessedPrompt:
         """See MediaProcessor."""
         self._check(media)
-        options = {**self.model.options, **options}
         several = self.model.family.counts_pictures and len(media) > 1
         with self._lock:
             images = [self._image(each, options, several) for each in media]

@@ -96,7 +96,7 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
     own = added_class(kind, getattr(config, "architectures", None))
     if own is None and kind not in families():
         raise ValueError(
-            f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
+            f"model type {kind!r} is not supported; docs/models.md has a list; "
             "a package can add it with quintet.models.register()"
         )
     return own or built_in_class(kind)

@@ -1,6 +1,7 @@
 """Specifications of attention, over pages and without, and the mixer that is made of nothing but these ops."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -215,6 +216,25 @@ class PagedAttention(Mixer):
         return self._attend(q, kv, context, self._spec, sinks), (kv,)
 
 
+class CrossAttention(Mixer):
+    """paged_attention over an encoder's rows, which keep() has written."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
+        if spec.causal or spec.window or spec.chunk or spec.alibi:
+            raise ValueError("each token sees all rows of an encoder: there are no windows, chunks or slopes")
+        paged = PagedAttention(spec, ops, also)
+        self.layouts = (replace(paged.layouts[0], cross=True),)
+        self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self._attend(q, state[0], context, self._spec, sinks), state
+
+    def keep(self, k: Tensor, v: Tensor, state: State, context: StepContext) -> State:
+        return (self._write(state[0], k, v, context),)
+
+
 class PlainAttention(Mixer):
     """The op `attention`: a layer that keeps nothing."""
 
@@ -234,4 +254,6 @@ def layout(spec: AttentionSpec) -> Layout:
 
 def mixer(spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:
     """The mixer that is made of the bound ops; `also` as PagedAttention has it."""
+    if spec.source == "cross":
+        return CrossAttention(spec, ops, also)
     return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops, also)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from quintet import LLM
 
 # Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
-_NO_FLAG = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
+_NO_FLAG = (
+    "detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval", "flat_logprobs",
+    "trace_decode_token_ids",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
@@ -91,7 +94,8 @@ def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
 def load(kwargs: dict[str, Any], quiet: bool, not_found_hint: str = "") -> "LLM":
     """Checks the settings, prints which model is loaded, and loads it. The hint ends the error of an unknown model."""
     checked = config(kwargs)
-    if not quiet:
+    is_missing = is_local(checked.model) and not Path(checked.model).expanduser().exists()
+    if not quiet and not is_missing:
         print_stderr(loading_message(checked.model))  # before the imports, which take a second
     from quintet.tokenizers import cache_process
 

@@ -249,8 +249,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 # of a prompt that is a dict
 PROMPT_KEYS: Mapping[str, str] = {
-    "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
-    "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "this model has no encoder; give 'prompt'"),
 }
 
 # of SamplingParams
@@ -261,11 +260,9 @@ PARAMETERS: Mapping[str, str] = {
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
-    "flat_logprobs": "log-probabilities always come as a dict for each token; leave it out",
     "prompt_logprob_token_ids": "use prompt_logprobs",
     "prompt_logprob_start": "use prompt_logprobs",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
-    "trace_decode_token_ids": "outputs are drawn; for the log-probabilities of given ones use prompt_logprobs",
     "routed_experts_prompt_start": "the routed experts of a token are not returned; leave it out",
     "skip_clone": "parameters are never changed; leave it out",
     "watermarking": "texts are not marked; leave it out",

@@ -16,7 +16,7 @@ from quintet.interface.types import TOKEN_INPUTS, HostBatch, HostGroup, HostInpu
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # facts about the model's groups, and about shapes
         self,
         page_size: int,
         fixed: Sequence[ShapeBucket] = (),
@@ -24,14 +24,16 @@ class BatchBuilder:
         states: bool = False,
         captured: Sequence[ShapeBucket] = (),
         inputs: Collection[str] = (),
+        cross: bool = False,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
         free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. `inputs`: fields
         of Inputs that a model takes: token_type_ids, embed_indices and adapters, which steps of fixed shapes always
-        have then."""
+        have then. `cross`: one more group, behind those of tokens, is of layers that read an encoder's rows."""
         self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
         self._always_embeds = bool(fixed) and "embed_indices" in inputs
         self._page_size, self._groups, self._states = page_size, range(groups), states
+        self._cross = cross
         self.fixed, self._captured = fixed, CaptureSizes(captured)
         self._always_adapters = False
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
@@ -71,6 +73,8 @@ class BatchBuilder:
         for index in self._groups:
             slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
             groups.append(HostGroup(np.array(slots, np.int32), _block_table(requests, index), lengths))
+        if self._cross:
+            groups.append(cross_group(requests, count))
         if self._states:
             groups.append(
                 state_group([(r.state_slots.state, r.state_slots.next_state) for r in requests], count, lengths)
@@ -112,6 +116,8 @@ class BatchBuilder:
         for index in self._groups:
             table = _block_table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
+        if self._cross:
+            groups.append(cross_group(requests, len(positions)))
         if self._states:
             held = [each.state_slots for each in requests]
             slots = [(each.state, each.next_state) if states else (0, 0) for each in held]
@@ -153,6 +159,14 @@ class BatchBuilder:
         if count > len(self._count):
             self._count = np.arange(2 * count, dtype=np.int32)
         return self._count[:count]
+
+
+def cross_group(requests: Sequence[Request], tokens: int) -> HostGroup:
+    """Returns the group of layers that read an encoder's rows: those of each request's media. Nothing is written."""
+    held = [request.encoded for request in requests if request.encoded is not None]
+    assert len(held) == len(requests), "a running request holds the pages of its media"
+    lengths = np.array([each.item.count for each in held], np.int32)
+    return HostGroup(np.zeros(tokens, np.int32), np.stack([each.table for each in held]), lengths)
 
 
 def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: IntArray) -> HostGroup:

@@ -5,13 +5,14 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from quintet.engine.executor.media_parts import make_tower, reload_parts
 from quintet.engine.executor.mixers import kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
@@ -33,22 +34,18 @@ from quintet.interface.types import (
     leaves,
 )
 from quintet.layers.build import BuildContext, replacements
-from quintet.layers.decoder import CausalLM
+from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
-from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.row_store import RowStore
-from quintet.media.items import MediaItem
 from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
+from quintet.models.encoders.base import CrossEncoder, encoder_shape
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
-
-if TYPE_CHECKING:  # it is built with transformers, which text alone does without
-    from quintet.engine.executor.tower_part import TowerPart
 
 logger = logging.getLogger(__name__)
 
@@ -104,32 +101,33 @@ class Worker:
         self.main = self._part(hf_config, sizes)
         self.stage = self.main.build.stage
         here = self._keep(self.main.mixers) if self.rank_info.stages > 1 else self.main.mixers
+        self.encoder = self._encoder_part(hf_config, sizes)
         self.drafter: ModelPart | None = None
         if sizes.drafter is not None:
             self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes, sizes.drafter.family)
             if isinstance(self.drafter.model, DraftHead):
                 self.drafter.model.borrow(cast(CausalLM, self.main.model))
             here = [*here, *self.drafter.mixers]
-        self.parts = (self.main,) if self.drafter is None else (self.main, self.drafter)
+        self.parts = tuple(part for part in (self.main, self.encoder, self.drafter) if part is not None)
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
         mixers = [mixer for part in self.parts for mixer in part.mixers]
-        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here)
+        rows = 0 if self.encoder is None else cast(CrossEncoder, self.encoder.model).rows
+        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here, rows)
         self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
-        self.tower = self._tower(sizes)
+        self.tower = make_tower(self, sizes)
 
-    def _tower(self, sizes: ModelSizes) -> "TowerPart | None":
-        """Makes the encoder of pictures, on a rank that embeds tokens."""
-        if sizes.tower is None or self.row_store is None:
+    def _encoder_part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart | None:
+        """Makes the encoder whose rows the model's layers read, if there is one."""
+        if self.main.model.encoder_class is None:
             return None
-        from quintet.engine.executor.tower_part import TowerPart
+        made = self._part(hf_config, replace(sizes, lora=None, row_store=None), self.main.model.encoder_class)
+        cast(CrossEncoder, made.model).borrow(self.main.model.cross_mixers)
+        return made
 
-        build = replace(self.main.build, quantization=QuantizationPlan(), lora=None, row_store=None)
-        return TowerPart(self.platform, sizes.tower, build, self.rank_info.rank)
-
-    def _part(self, hf_config: Any, sizes: ModelSizes, head: type[DraftHead] | None = None) -> ModelPart:
+    def _part(self, hf_config: Any, sizes: ModelSizes, head: type[ModelBase] | None = None) -> ModelPart:
         """Makes one of the models."""
         mixers: list[LayerMixer] = []
 
@@ -189,6 +187,13 @@ class Worker:
 
     def _check_supported(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
+        supported = self.platform.optional_spec_fields
+        if isinstance(spec, AttentionSpec) and spec.source == "cross" and "cross" not in supported:
+            raise ValueError(
+                f"platform {self.platform.name} has no attention to an encoder's rows ('cross' is not in "
+                f"optional_spec_fields), and layers of {family} read them; run this model on another platform, such as "
+                "device='cpu'"
+            )
         if (
             isinstance(spec, AttentionSpec)
             and spec.chunk is not None
@@ -217,16 +222,15 @@ class Worker:
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the models take on this device; they run in turns, in one workspace."""
         found = self.main.estimate(max_shape)
-        if self.tower is not None:
-            found = found._replace(weights=found.weights + self.tower.weight_bytes)
-        if self.drafter is None:
-            return found
-        second = self.drafter.estimate(max_shape)
-        return found._replace(
-            weights=found.weights + second.weights,
-            workspace=max(found.workspace, second.workspace),
-            captured=found.captured + second.captured,
-        )
+        for part in self.parts[1:]:
+            second = part.estimate(max_shape if part is self.drafter else encoder_shape(part.model, max_shape))
+            found = found._replace(
+                weights=found.weights + second.weights,
+                workspace=max(found.workspace, second.workspace),
+                captured=found.captured + second.captured * (part is self.drafter),  # no pass is recorded
+            )
+        tower = 0 if self.tower is None else self.tower.weight_bytes
+        return found._replace(weights=found.weights + tower)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -243,7 +247,9 @@ class Worker:
         `ahead` so that they are captured."""
         self._room = room if isinstance(room, MemoryRoom) else MemoryRoom(room)
         self._variants, self._ahead = buckets, ahead
-        self.main.read(folder, progress)
+        for part in self.parts:
+            if part is not self.drafter:
+                part.read(folder, progress)
         if self.drafter is not None:
             self.drafter.read(self._drafter_weights, progress)
         if self.tower is not None:
@@ -259,8 +265,9 @@ class Worker:
         """Makes the cache, compiles the steps, and captures."""
         self.recreate_cache()
         for part in self.parts:
-            hidden = not (progress and self._variants)
-            part.compile(tqdm(self._variants, desc="Compiling", unit="size", disable=hidden, leave=False))
+            variants = () if part is self.encoder else self._variants
+            hidden = not (progress and variants)
+            part.compile(tqdm(variants, desc="Compiling", unit="size", disable=hidden, leave=False))
         if self._ahead:
             self._capture(progress)
 
@@ -299,15 +306,7 @@ class Worker:
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
-        tower = None if self.tower is None else self.tower.reading(folder)  # refuses before anything is overwritten
-        self.main.reload(folder)
-        if tower is not None:
-            tower.overwrite(self.platform)
-
-    def encode(self, item: MediaItem, places: IntArray) -> None:
-        """Encodes a picture, and writes its rows to these places of the row store."""
-        if self.tower is not None and self.row_store is not None:
-            self.row_store.write_levels(self.tower.encode(item), places)
+        reload_parts(self, folder)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""
@@ -339,6 +338,11 @@ class Worker:
             assert self.comm.stage_channel is not None
             self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
+
+    def run_pass(self, part: ModelPart, host: HostBatch) -> None:
+        """Runs a step of another of its models, which gives nothing but what it writes to the cache."""
+        host = self._ready(host, part)
+        _, self._state = part.step(self._state, host.on(self.device.to_device(host.leaves())))
 
     def draft(self, host: HostBatch, rows: Sequence[int] | None = None) -> Outputs:
         """One step of the drafter -> what it gives, on the device. `rows` [T]: for a draft head, the row of the hidden

@@ -1,17 +1,20 @@
 """Decides whether an engine takes pictures, and with which sizes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
+from quintet.config.media.info import media_info
 from quintet.engine.media.rotary import RotaryIndex
 from quintet.hub.hf_config import transformers_config
 from quintet.hub.hf_overrides import merge_overrides, model_overrides
 from quintet.interface.platform import Capabilities
 from quintet.layers.row_store import RowStoreSizes
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
+from quintet.media.info import MediaInfo
+from quintet.media.input import MediaInput
 from quintet.media.items import IMAGE
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
@@ -37,9 +40,7 @@ class Pictures(NamedTuple):
             return None
         return RotaryIndex(self.sizes.hf_config, longest)
 
-    def model(
-        self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None, vocab_size: int
-    ) -> MediaModel | None:
+    def model(self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None) -> MediaModel | None:
         """Returns what processes that admit requests must know; None: pictures are refused."""
         if self.sizes is None or rows is None:
             return None
@@ -47,12 +48,32 @@ class Pictures(NamedTuple):
             model_type=self.whole.model_type,
             folder=str(folder),
             placeholder_id=self.whole.image_token_id,
-            limits=limits(config),
+            limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
-            vocab_size=vocab_size,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         )
+
+
+def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
+    """Returns what callers may give of a model's media."""
+    if model is None:
+        return media_info(config)
+    return media_info(config, (IMAGE,), {IMAGE: model.family.placeholder})
+
+
+def taken_media(
+    config: EngineConfig, model: MediaModel | None, encoder: SpeechInput | None, why: str
+) -> MediaInput | SpeechInput | str:
+    """Returns how prompts of the Python API get media: as parts of them, for the model's encoder, or not at all, for
+    this reason."""
+    if encoder is not None:
+        return encoder
+    if model is None:
+        return why
+    from quintet.media.load_processor import load_processor
+
+    return MediaInput(media_limits(config, model), lambda: load_processor(model))
 
 
 class Checkpoint(NamedTuple):
@@ -83,7 +104,7 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: str, model: Ch
     kind = model.whole.model_type
     if config.language_model_only:
         return "language_model_only is set"
-    if limits(config).get(IMAGE) == 0:
+    if (config.limit_mm_per_prompt or {}).get(IMAGE) == 0:
         return "limit_mm_per_prompt has 0 images"
     if why := why_no_pictures(kind):
         return why
@@ -102,13 +123,6 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: str, model: Ch
     if FAMILIES[kind].rotary and model.backend:
         return "its text model has three rotary positions, which transformers' code gets in another way"
     return ""
-
-
-def limits(config: EngineConfig) -> dict[str, int]:
-    """Returns the most media of each kind in a prompt, of those that the settings bound."""
-    given: Mapping[str, Any] = config.limit_mm_per_prompt or {}
-    counts = {kind: each.get("count") if isinstance(each, Mapping) else each for kind, each in given.items()}
-    return {kind: most for kind, most in counts.items() if isinstance(most, int)}
 
 
 def _wrapper(config: EngineConfig, model: Checkpoint) -> Any:

@@ -171,8 +171,10 @@ def run_collective(
     elif isinstance(order, inbox.SaveShardedCommand):
         save_shards(prepared, Path(order.folder))
     elif isinstance(order, inbox.ReloadCommand):
-        folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
-        engine.reload_weights(folder)
+        own = order.folder == inbox.OWN_FOLDER
+        path = None if order.folder is None else prepared.folder if own else Path(order.folder)
+        dummy = path is None or (own and prepared.config.load_format == "dummy")
+        engine.reload_weights(None if dummy or path is None else weights_of(prepared.config, path))
     return 0
 
 

@@ -24,6 +24,7 @@ from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.factory import adapter_reader
 from quintet.engine.lora.references import LoRAReferences
+from quintet.engine.media.factory import media_limits
 from quintet.engine.parallel.commands import ResetPrefixCacheCommand
 from quintet.engine.parallel.follower import carry_out, grammars_of
 from quintet.engine.pooling.adapted_heads import unchecked_heads
@@ -152,12 +153,13 @@ def served(prepared: EnginePlan) -> ModelInfo:
         reasoning=config.reasoning_config,
         pooling=prepared.pooling_bounds,
         labels=_labels(prepared),
+        encoder=prepared.encoder,
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
-        media=prepared.media,
+        media=media_limits(config, prepared.media),
+        media_model=prepared.media,
         no_media=prepared.pictures.why,
-        media_info=prepared.media_info,
         max_loras=config.max_loras if config.enable_lora else 0,
         num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )

@@ -25,23 +25,12 @@ EMBEDS_ROWS = 64
 RowWriter = Callable[["WorkerGroup", Sequence["RowWrite"]], None]  # makes rows, and writes them on every rank
 
 
-class RowItem(Protocol):
-    """Rows of one stretch of a prompt: found again by their key, made by their writer."""
-
-    @property
-    def first(self) -> int:
-        """Position of the first token."""
-
-    @property
-    def stop(self) -> int:
-        """Position after the last token."""
+class Written(Protocol):
+    """What is written before a step reads it: rows of a store, or an encoder's pages."""
 
     @property
     def count(self) -> int:
-        """Tokens with rows, and rows."""
-
-    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (position, tokens, first row) of each run of its tokens among start .. stop - 1."""
+        """Rows."""
 
     @property
     def writer(self) -> RowWriter:
@@ -52,10 +41,25 @@ class RowItem(Protocol):
         """Digest of what the rows are made of: items with equal keys have equal rows."""
 
 
+class RowItem(Written, Protocol):
+    """Rows in the places of one stretch of a prompt: found again by their key, made by their writer."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first token."""
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yields (position, tokens, first row) of each run of its tokens among start .. stop - 1."""
+
+
 class RowWrite(NamedTuple):
     """An item that is to be written."""
 
-    item: RowItem
+    item: Written
     places: IntArray  # [count] rows of the store
 
 

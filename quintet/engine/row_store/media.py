@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quintet.interface.types import IntArray
+from quintet.engine.executor.media_parts import run_tower
 from quintet.media.items import MediaItem
 from quintet.media.spans import overlaps
 
 if TYPE_CHECKING:
-    from quintet.engine.executor.worker import Worker
     from quintet.engine.executor.worker_group import WorkerGroup
     from quintet.engine.request import CoreRequest, Request
     from quintet.engine.row_store.items import RowWrite, RowWriter
@@ -45,16 +44,12 @@ def write_media(ranks: "WorkerGroup", writes: "Sequence[RowWrite]") -> None:
     for item, places in writes:
         assert isinstance(item, MediaRows), "this writer is of media alone"
         try:
-            ranks.map_workers(partial(_encode, media=item.media, places=places))
+            ranks.map_workers(partial(run_tower, item=item.media, places=places))
         except Exception as error:  # whatever the encoder's code raises: it ends the requests of this medium
             logger.error("%s of %d rows was not encoded", item.media.kind, item.count, exc_info=error)
             failed[item.key] = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     if failed:
         raise EncodingFailed(failed)
-
-
-def _encode(worker: "Worker", media: MediaItem, places: IntArray) -> None:
-    worker.encode(media, places)
 
 
 @dataclass(eq=False)

@@ -16,14 +16,17 @@ from quintet.engine.sampling.logits_edits import (
     LogitEdit,
     MinTokens,
     Penalties,
+    TraceReplay,
 )
 from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, batch_update_between
 from quintet.engine.sampling.thinking_budget import ThinkingBudget
+from quintet.engine.sampling.transcription_rules import TranscriptionRules
 from quintet.interface.platform import Device, State
 from quintet.interface.types import IntArray, Layout, Memory
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.rules import DecodingRules
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 USUAL_LOGPROBS = 32  # computed where shapes are fixed and any are asked for: few requests ask for more
@@ -78,15 +81,15 @@ def logprob_sizes(vocab_size: int, max_logprobs: int) -> tuple[int, ...]:
 class Sampler:
     """Draws a token for each request of a step, and remembers from step to step which request has which row.
 
-    The order is vLLM's: raw log-probabilities; grammars; thinking budgets; allowed_token_ids; bad_words; processors
-    that may change the argmax; min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k,
-    top_p; the draw.
+    The order is vLLM's: raw log-probabilities; grammars; thinking budgets; allowed_token_ids; bad_words; rules of
+    transcripts; processors that may change the argmax; min_tokens; logit_bias; penalties; temperature; the other
+    processors; min_p, top_k, top_p; the draw.
 
     With `sizes` (see logprob_sizes) shapes are fixed: they depend on the shape of the logits alone, and rows of padding
     are treated as greedy. With processors, which are user code that sees the requests' rows, shapes are not fixed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last are settings that most engines leave alone
         self,
         ops: Ops,
         device: Device,
@@ -94,10 +97,12 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         logprobs_mode: str = "raw_logprobs",
         sizes: Sequence[int] = (),
+        rules: DecodingRules | None = None,
     ) -> None:
+        """`rules`: of the transcripts of requests with audio."""
         if logprobs_mode not in get_args(LogprobsMode):
             raise ValueError(f"logprobs_mode must be one of {', '.join(get_args(LogprobsMode))}, not {logprobs_mode!r}")
-        self._ops, self.device, self._vocab_size = ops, device, vocab_size
+        self._ops, self.device, self._vocab_size, self._rules = ops, device, vocab_size, rules
         self._processors = tuple(processors)
         self._late = [p for p in processors if p.is_argmax_invariant()]
         self._other_processors = [p for p in processors if not p.is_argmax_invariant()]
@@ -219,7 +224,10 @@ class Sampler:
             for processor in self._late:
                 logits = processor.apply(logits)
             draw = draw._replace(temperature=(draw.temperature > 0).float())
-        token_ids = self._ops.sample(logits, draw, self._width) if self._random else self._ops.greedy(logits)
+        choices = logits
+        if self._traced:  # log-probabilities are of the logits that are not forced
+            choices = self._trace(self._ops.widen(logits, self._rows, True), positions)
+        token_ids = self._ops.sample(choices, draw, self._width) if self._random else self._ops.greedy(choices)
         if self._num_logprobs is None:
             return Sampled(token_ids, None)
         if raw is None:  # what the draw saw
@@ -236,7 +244,10 @@ class Sampler:
         setting = self._ops, self.device, self._vocab_size, bool(self._sizes)
         self._before: list[LogitEdit] = [GrammarMask(*setting), ThinkingBudget(*setting), AllowedTokens(*setting)]
         self._before.append(BadWords(*setting))
+        if self._rules is not None:
+            self._before.append(TranscriptionRules(*setting, self._rules))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
+        self._trace, self._traced = TraceReplay(*setting), False
         self._settled = False  # whether what _follow() makes was made for the requests
         self._asked, self._needs_previous_tokens = [], False
 
@@ -251,11 +262,12 @@ class Sampler:
         self._requests, self._rows, self._settled = requests, rows, False
         before = [edit for edit in self._before if edit.set_requests(requests, rows)]
         after = [edit for edit in self._after if edit.set_requests(requests, rows)]
+        self._traced = self._trace.set_requests(requests, rows)
         self._edits = [*before, *(_as_edit(p) for p in self._other_processors), *after]
         self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
         self._prepare_logprobs(requests)
         self._prepare_draw(requests)
-        self._plain = not (self._edits or self._random or self._num_logprobs is not None)
+        self._plain = not (self._edits or self._traced or self._random or self._num_logprobs is not None)
         self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
     def _prepare_logprobs(self, requests: list[Request]) -> None:

@@ -40,7 +40,8 @@ class ServerEnd(NamedTuple):
     def end_message(self, num_ended: int) -> str:
         finished = max(0, self.num_running - num_ended)
         took = time.monotonic() - self.deadline
-        return f"ended after {took:.1f} s ({self.reason}): {finished} requests finished, {num_ended} were cut short"
+        ran = f"of {self.num_running} running requests {finished} finished, {num_ended} were cut short"
+        return f"ended after {took:.1f} s ({self.reason}); {ran if self.num_running else 'no request was running'}"
 
 
 class ApiServer:

@@ -159,9 +159,9 @@ class RemoteBackend:
         self._take(self._processor.abort(request_id))
 
     def media_processor(self) -> MediaProcessor:
-        model = self.model_info.media
+        model = self.model_info.media_model
         if model is None:
-            raise ValueError(f"this model takes text alone: {self.model_info.no_media}")
+            raise ValueError(self.model_info.no_media or "this model takes text alone")
         if self._media_processor is None:
             self._media_processor = ProcessorProcess(model)
         return self._media_processor
@@ -285,6 +285,7 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
+            encoder=served.encoder,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

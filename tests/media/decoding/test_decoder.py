@@ -16,7 +16,7 @@ from quintet.media.decoding.decoder import PROCESSES, MediaDecoder
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.errors import MediaError, MediaPackageMissing
 from quintet.media.items import IMAGE, VIDEO
-from tests.helpers.media.files import picture_file, png_bomb
+from tests.helpers.media_files import picture_file, png_bomb
 from tests.media.decoding.files import video_file
 
 

@@ -13,7 +13,7 @@ from quintet.media import reader
 from quintet.media.decoding.decoder import MediaDecoder
 from quintet.media.info import MediaInfo
 from quintet.server.config import MEDIA_PATHS
-from tests.helpers.media.files import MARK_ID, PLACEHOLDER, ROWS, PlaceholderProcessor, data_url, picture_file, png_bomb
+from tests.helpers.media_files import MARK_ID, PLACEHOLDER, ROWS, PlaceholderProcessor, data_url, picture_file, png_bomb
 from tests.media.audio.test_decode import RATE, SOUND, wav
 from tests.media.decoding.files import video_file
 from tests.server.fakes import MODEL, FakeBackend

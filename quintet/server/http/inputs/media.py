@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from quintet.engine.media.placeholders import with_placeholders
 from quintet.media.errors import MediaPackageMissing
 from quintet.media.input import MediaInput
 from quintet.server.backend import Backend, EngineDead
@@ -26,20 +25,17 @@ class MediaCalls:
     def taken(self) -> bool:
         """True if the model takes images, video or audio; False while it is not known."""
         try:
-            return bool(self._backend.model_info.media_info.kinds)
+            return bool(self._backend.model_info.media.kinds)
         except EngineDead:
             return False
 
     @property
     def input(self) -> MediaInput | None:
         """Returns what makes prompts with media ready; None for a model that takes text alone."""
-        served = self._backend.model_info
-        info = served.media_info
+        info = self._backend.model_info.media
         if not info.kinds:
             return None
         if self._input is None:
-            if served.media is not None:
-                info = with_placeholders(info, served.media, self._backend.tokenizer)
             self._input = MediaInput(info, self._backend.media_processor)
         return self._input
 

@@ -53,6 +53,8 @@ class Wrapper:
     named: Mapping[str, str] = field(default_factory=dict)  # attributes of the tokenizer
     token_entry: str = "image_token_id"
     around: str = "{}"  # a placeholder in a text
+    like: str = ""  # the model_type whose processor it has, if not its own
+    model_type: str = ""  # if not the name of it here
 
 
 QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
@@ -62,12 +64,16 @@ QWEN_PIXELS = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
 QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 TILES = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}, "do_image_splitting": True}
-ROWS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>",
-        "<row_2_col_2>")  # fmt: skip
+ROWS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>",
+        "<row_2_col_1>", "<row_2_col_2>")  # fmt: skip
 INTERN = ("<IMG_CONTEXT>", "<img>", "</img>", "<video>")
 IDEFICS = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7,
+}  # fmt: skip
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
 }  # fmt: skip
 WRAPPERS = {
     "llava": Wrapper(
@@ -88,7 +94,8 @@ WRAPPERS = {
         token_entry="image_token_index",
     ),
     "qwen2_vl": Wrapper(
-        {"model_type": "qwen2_vl_text", **SECTIONS}, {**QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        {"model_type": "qwen2_vl_text", **SECTIONS},
+        {**QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
     ),
     "qwen2_5_vl": Wrapper(
@@ -99,8 +106,8 @@ WRAPPERS = {
     ),
     "qwen3_vl": Wrapper(
         {"model_type": "qwen3_vl_text", **SECTIONS},
-        {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_position_embeddings": 64,
-         "deepstack_visual_indexes": [0, 1]},
+        {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+         "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
     ),
     "idefics3": Wrapper(
@@ -108,6 +115,18 @@ WRAPPERS = {
     ),
     "smolvlm": Wrapper(
         {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2}, specials=("<image>", *ROWS),
+    ),
+    "mistral3": Wrapper(
+        {"model_type": "mistral"}, PIXTRAL, {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 7, "spatial_merge_size": 2}, {"spatial_merge_size": 2, "vision_feature_layer": -1},
+        specials=("[IMG]", "[IMG_BREAK]", "[IMG_END]"), token_entry="image_token_index",
+    ),
+    "pixtral": Wrapper(
+        {"model_type": "mistral"}, PIXTRAL, {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
+        {"patch_size": 7, "spatial_merge_size": 1},
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        specials=("[IMG]", "[IMG_BREAK]", "[IMG_END]"), token_entry="image_token_index", like="mistral3",
+        model_type="llava",
     ),
     "internvl": Wrapper(
         {"model_type": "qwen2"},
@@ -180,22 +199,29 @@ def tokenizer(wrapper: Wrapper) -> PreTrainedTokenizerFast:
     return made
 
 
-def make(kind: str, folder: Path, **changes: Any) -> Made:
-    """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
+def save_processor(kind: str, folder: Path) -> None:
+    """Saves the processor of a small wrapper."""
     wrapper = WRAPPERS[kind]
+    own = wrapper.like or kind
     tokenizer(wrapper).save_pretrained(folder)
+    image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[own]["pil"])
+    image_class(**wrapper.image_processor).save_pretrained(folder)
+    settings = {"processor_class": PROCESSOR_MAPPING_NAMES[own], **wrapper.processor}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+
+
+def make(name: str, folder: Path, **changes: Any) -> Made:
+    """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
+    wrapper, kind = WRAPPERS[name], WRAPPERS[name].model_type or name
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
         config = CONFIG_MAPPING[kind](
             text_config={**TEXT, **wrapper.text}, vision_config=wrapper.vision,
             **{wrapper.token_entry: 258, "tie_word_embeddings": False, **wrapper.entries, **changes},
         )  # fmt: skip
-        name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
-        model = getattr(transformers, name if isinstance(name, str) else name[0])(config).float().eval()
+        named = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
+        model = getattr(transformers, named if isinstance(named, str) else named[0])(config).float().eval()
         scatter(model)
         model.save_pretrained(folder)
-    image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[kind]["pil"])
-    image_class(**wrapper.image_processor).save_pretrained(folder)
-    settings = {"processor_class": PROCESSOR_MAPPING_NAMES[kind], **wrapper.processor}
-    (folder / "processor_config.json").write_text(json.dumps(settings))
+    save_processor(name, folder)
     return Made(folder, model, _processor(MediaModel(kind, str(folder), 258)), wrapper)
