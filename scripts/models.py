@@ -7,9 +7,12 @@ rule in tests/rules holds all of them together. What no file says stands here: n
 another's, and what is left out.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import nn
@@ -36,6 +39,7 @@ from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
+from scripts.reference_pages.gguf_table import gguf_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -119,7 +123,7 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    return HEAD + head + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
+    return HEAD + head + "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + "\n".join(left) + "\n" + END
 
 
 def _row(kind: str, known: dict[str, Support]) -> str:
