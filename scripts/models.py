@@ -7,9 +7,12 @@ rule in tests/rules holds all of them together. What no file says stands here: n
 another's, and what is left out.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import nn
@@ -39,6 +42,7 @@ from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
+from scripts.reference_pages.gguf_table import gguf_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -137,7 +141,8 @@ def page() -> str:
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
     after = AFTER_IMAGES.format(until=REFUSED["gemma3"])
-    return HEAD + head + "\n".join(rows) + MIDDLE + _images() + after + "\n".join(left) + "\n" + END
+    tables = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
+    return HEAD + head + tables + after + "\n".join(left) + "\n" + END
 
 
 def _images() -> str:

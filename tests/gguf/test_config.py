@@ -58,6 +58,7 @@ UNREAD = {
     ),
 }
 UNREAD_OF = {
+    "bert": {"output_norm", "cls", "cls.output"},
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},
     "mpt": {"ffn", "attn_q_norm", "attn_k_norm", "position_embd"},
