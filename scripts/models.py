@@ -141,8 +141,8 @@ def page() -> str:
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
     after = AFTER_IMAGES.format(until=REFUSED["gemma3"])
-    tables = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
-    return HEAD + head + tables + after + "\n".join(left) + "\n" + END
+    shown = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
+    return HEAD + head + shown + after + "\n".join(left) + "\n" + END
 
 
 def _images() -> str:
