@@ -78,12 +78,11 @@ def _cross(subject: Subject, dtype: torch.dtype) -> None:
     for pages, rows in zip(tables, items, strict=True):
         k, v = randn(2, rows, of.kv_heads, of.head_dim, dtype=dtype)
         slots = [pages[at // of.page_size] * of.page_size + at % of.page_size for at in range(rows)]
-        group = Group(*map(there.up, map(_int32, (slots, [pages], [rows]))))
+        group = _group(there, slots, [pages], [rows])
         state = mixer.keep(there.up(k), there.up(v), state, StepContext(_step(there, [rows], group), group))
         kept.append((k, v))
-    table = _int32([tables[item] + [0] * (3 - len(tables[item])) for item in owners])
-    given = _int32([0] * sum(counts)), table, _int32([items[item] for item in owners])
-    group = Group(*map(there.up, given))
+    table = [tables[item] + [0] * (3 - len(tables[item])) for item in owners]
+    group = _group(there, [0] * sum(counts), table, [items[item] for item in owners])
     q = randn(sum(counts), of.heads, of.head_dim, dtype=dtype)
     nothing: Any = None
     out, _ = mixer(there.up(q), nothing, None, state, StepContext(_step(there, counts, group), group))
@@ -97,8 +96,15 @@ def _step(there: Subject, counts: Sequence[int], group: Group) -> Batch:
     owners = [row for row, count in enumerate(counts) for _ in range(count)]
     places = [at for count in counts for at in range(count)]
     starts = [sum(counts[:row]) for row in range(len(counts) + 1)]
-    arrays = [0] * len(owners), places, owners, starts, owners
-    return Batch(*map(there.up, map(_int32, arrays)), groups=(group,))
+    ids, at, rows, bounds, wanted = (
+        there.up(_int32(each)) for each in ([0] * len(owners), places, owners, starts, owners)
+    )
+    return Batch(ids, at, rows, bounds, wanted, (group,))
+
+
+def _group(there: Subject, slots: Sequence[int], table: Sequence[Sequence[int]], lengths: Sequence[int]) -> Group:
+    """A group's arrays on the device."""
+    return Group(there.up(_int32(slots)), there.up(_int32(table)), there.up(_int32(lengths)))
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, of: AttentionSpec) -> Tensor:
