@@ -179,7 +179,7 @@ def _pcm(audio: str) -> Samples:
         raise _wrong(f"audio is no base64: {str(error)[:80]}") from None
     if len(raw) % 2:
         raise _wrong(f"audio has {len(raw)} bytes; send PCM of 16 bits, mono, {SAMPLE_RATE} samples a second")
-    return np.frombuffer(raw, "<i2").astype(np.float32) / 2**15
+    return np.frombuffer(raw, "<i2").astype(np.float32) / np.float32(2**15)
 
 
 def _wrong(message: str) -> ApiError:
