@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
-from quintet.chat.speech import speech_model
 from quintet.io_processors import Processors
 from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
@@ -27,7 +26,6 @@ from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
 from quintet.server.tracing import make_tracer
-from quintet.transcription.model import SpeechModel
 
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -47,7 +45,6 @@ class AppState:
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
         self.audio = AudioDecoder(settings.max_audio_seconds)
-        self._speech: SpeechModel | None = None
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
         self.capacity = CapacityLimiter(_process_share(settings))
@@ -84,14 +81,6 @@ class AppState:
             reasoning = self.backend.model_info.reasoning
             self._thoughts = find_reasoning_markers(self.backend.tokenizer, self.parsers.reasoning, reasoning)
         return self._thoughts
-
-    @property
-    def speech(self) -> SpeechModel | None:
-        """The model as one that transcribes, None if it does not; available once it is loaded."""
-        if self._speech is None:
-            served = self.backend.model_info
-            self._speech = speech_model(self.backend.tokenizer, served.encoder, served.vocab_size, served.max_model_len)
-        return self._speech
 
     def unavailable_reason(self) -> str | None:
         """Returns why no request is accepted now, or None."""

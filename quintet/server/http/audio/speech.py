@@ -20,7 +20,7 @@ from quintet.transcription.transcriber import WINDOWS_AT_ONCE
 
 def need_speech(service: AppState) -> SpeechModel:
     """Returns the model. ApiError 400 if it does not transcribe."""
-    model = service.speech
+    model = service.models.speech
     if model is None:
         raise ApiError(
             400, "this server's model transcribes no audio; start a server with a Whisper model, such as `quintet "
