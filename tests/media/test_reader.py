@@ -117,7 +117,8 @@ def test_options_of_a_request_go_before_the_operators(decoder: MediaDecoder) -> 
 @pytest.mark.parametrize(
     "options",
     [{"video": {"num_frames": 0}}, {"video": {"num_frames": 10**9}}, {"video": {"num_frames": True}},
-     {"video": {"fps": "x"}}, {"video": {"fps": float("nan")}}, {"video": {"frames": 3}}, {"image": {"rgba_background_color": [1, 2]}},
+     {"video": {"fps": "x"}}, {"video": {"fps": float("nan")}}, {"video": {"frames": 3}},
+     {"image": {"rgba_background_color": [1, 2]}},
      {"image": {"rgba_background_color": [1, 2, 300]}}, {"images": {}}, {"video": 5}],
 )  # fmt: skip
 def test_wrong_options_are_refused(read: MediaReader, options: Any) -> None:

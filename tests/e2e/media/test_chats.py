@@ -73,9 +73,9 @@ def test_a_server_sees_what_the_engine_sees(made: Made, tmp_path: Any) -> None:
         more = {"return_token_ids": True, "ignore_eos": True}
         for _ in range(2):  # the second finds the processor's process, and the picture in its cache
             answer = client.chat.completions.create(
-                model="", messages=messages, temperature=0, max_tokens=6, extra_body=more
+                model=made.folder.name, messages=messages, temperature=0, max_tokens=6, extra_body=more
             )
             assert answer.choices[0].token_ids == list(want.outputs[0].token_ids)  # type: ignore[attr-defined]
         with pytest.raises(openai.BadRequestError, match="1 are the most"):
             twice = [{"role": "user", "content": messages[0]["content"] * 2}]
-            client.chat.completions.create(model="", messages=twice, max_tokens=1)
+            client.chat.completions.create(model=made.folder.name, messages=twice, max_tokens=1)
