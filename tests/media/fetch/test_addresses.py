@@ -1,4 +1,4 @@
-"""Which addresses count as public: none that leads into a network of somebody's own."""
+"""Which addresses count as public: none of private networks."""
 
 import ipaddress
 
