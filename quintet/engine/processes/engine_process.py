@@ -155,7 +155,9 @@ def served(prepared: EnginePlan) -> ModelInfo:
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
+        dtype=str(prepared.sizes.dtype).removeprefix("torch."),
         max_loras=config.max_loras if config.enable_lora else 0,
+        max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
         num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )
 

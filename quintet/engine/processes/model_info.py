@@ -39,4 +39,6 @@ class ModelInfo:
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
     weight_bytes: int = 0  # that the weights take on one device
     num_ranks: int = 1  # of one engine
+    dtype: str = ""  # of the weights, such as "bfloat16"
+    max_lora_rank: int = 0  # of an adapter; 0: there are none
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none
