@@ -85,7 +85,7 @@ def reference(file: Path) -> tuple[Any, Any]:
 
 def engine(file: Path, **settings: Any) -> LLM:
     """The model here."""
-    return LLM(str(file), device="cpu", dtype="float32", max_model_len=2048, num_pages=256, use_tqdm=False, **settings)
+    return LLM(str(file), device="cpu", dtype="float32", max_model_len=1400, num_pages=1024, use_tqdm=False, **settings)
 
 
 def prompt_logprobs(llm: LLM, ids: Sequence[int]) -> np.ndarray[Any, Any]:
