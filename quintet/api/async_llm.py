@@ -113,10 +113,10 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config
-        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config)
+        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config, self._client.media)
         if len(call) != 1:
             raise ValueError(f"chat() takes one conversation, not {len(call)}; call it once for each")
-        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()])
+        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()], asyncio.to_thread)
         kind = chat.params.output_kind
         delta, parser = (
             kind == RequestOutputKind.DELTA,
@@ -212,7 +212,7 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
             raise no_attribute("AsyncLLM", name, dir(AsyncLLM))
 
     async def _parsed(self, prompt: PromptType) -> list[Prompt]:
-        """Parses a prompt; what is made of audio is made in another thread."""
+        """Parses a prompt; one with media in another thread, since that takes a while."""
         if isinstance(prompt, Mapping) and is_encoder_prompt(prompt):
             return await asyncio.to_thread(self._client.parse, prompt)
         return self._client.parse(prompt)

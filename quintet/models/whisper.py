@@ -79,7 +79,7 @@ class WhisperForConditionalGeneration(CausalLM):
         source = "/model.decoder.embed_tokens" if build.ties_head(config) else "/lm_head"
         self.lm_head = LMHead(build, config.d_model, config.vocab_size, source)
 
-    canonical = staticmethod(canonical_name)
+    canonical = staticmethod(canonical_name)  # no other name depends on the class
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keys get a bias of zeros."""

@@ -219,6 +219,10 @@ class ServerConfig:
         25 * 2**20, count(), "largest request body of routes that take files, such as /v1/audio/transcriptions, and "
         "of chats where the model takes images, video or audio (25M)", group="limits", metavar="BYTES",
     )  # fmt: skip
+    max_audio_seconds: float = option(
+        2 * 3600.0, seconds(0.1), "longest audio of one request; decoded it takes 64 kB of temporary file a second",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
     max_header_bytes: int = option(
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
     )

@@ -47,7 +47,7 @@ def _refuse_kinds(given: Mapping[str, Any]) -> None:
 
 def _domain(value: Any) -> str:
     """A host's name in lower case, as URLs have it."""
-    name = text(value).strip().lower().rstrip(".")
+    name = text(value).strip().lower().removesuffix(".")
     try:
         parts = urlsplit(f"//{name}")
         plain = parts.hostname == name and not parts.username

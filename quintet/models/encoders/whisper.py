@@ -153,7 +153,7 @@ class WhisperEncoder(CrossEncoder):
         self.model = nn.ModuleDict({"encoder": nn.ModuleDict(parts)})
         self.cross = nn.ModuleList(CrossProjection(config, whole, index) for index in range(config.decoder_layers))
 
-    canonical = staticmethod(canonical_name)
+    canonical = staticmethod(canonical_name)  # no other name depends on the class
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convolutions become matrices."""

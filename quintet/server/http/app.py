@@ -11,11 +11,13 @@ from starlette.responses import Response
 from quintet.server.config import ServerConfig
 from quintet.server.http import openapi
 from quintet.server.http.admin import health as alive
-from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info, training
+from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info, training, workers
 from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.app_state import AppState
+from quintet.server.http.audio import realtime
+from quintet.server.http.audio.routes import router as audio
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
@@ -66,6 +68,7 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
     asked_for = {
         sleep: settings.enable_sleep_mode,
         training: settings.enable_rl_routes,
+        workers: settings.enable_rl_routes,
         load: settings.enable_server_load_tracking,
         tokenizer_info: settings.enable_tokenizer_info_endpoint,
         profile: bool(service.profiles),
@@ -74,6 +77,8 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
     for module, asked in asked_for.items():
         if asked:
             app.include_router(module.router)
+    app.include_router(audio)
+    app.include_router(realtime.router)
     app.include_router(responses)
     app.include_router(anthropic)
     for module in (ollama_chat, ollama_embed, ollama_models, llamacpp_completion, llamacpp_server):

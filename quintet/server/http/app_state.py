@@ -4,12 +4,14 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
 from quintet.io_processors import Processors
+from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.config import BodyBytes, ServerConfig
@@ -42,6 +44,7 @@ class AppState:
         self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
+        self.audio = AudioDecoder(settings.max_audio_seconds)
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
         self.capacity = CapacityLimiter(_process_share(settings))
@@ -105,7 +108,7 @@ class AppState:
             code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
-    async def choose_model(self, http: HttpRequest, name: str | None) -> None:
+    async def choose_model(self, http: HTTPConnection, name: str | None) -> None:
         """Has the request answered by the model of that name: the one that is served, or one of its adapters.
 
         Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path.
@@ -183,7 +186,7 @@ class AppState:
         return min(seconds, most)
 
 
-def caller_of(http: HttpRequest) -> Caller:
+def caller_of(http: HTTPConnection) -> Caller:
     """Returns whose request it is, and the adapter that it names."""
     return Caller(owner_of(http), adapter_of(http))
 

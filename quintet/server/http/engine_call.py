@@ -15,7 +15,7 @@ from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.lora.request import LoRAReference
-from quintet.outputs import RequestOutput
+from quintet.outputs import RequestOutput, child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import SubmitRequest
@@ -159,6 +159,16 @@ class EngineCall:
         if self._side_task is not None:
             self._side_task.cancel()
 
+    @property
+    def name(self) -> str:
+        """The request's name, which its answer has; "" for one that goes on without its client."""
+        return "" if self._http is None else str(self._http.scope["state"]["tally"].request_id)
+
+    def engine_ids(self) -> list[str]:
+        """Returns the ids of its requests that run in the engine, one for each completion."""
+        running = self._running.items()
+        return [each for number, name in running for each in child_ids(name, self.requests[number].params.n)]
+
     async def peek(self) -> None:
         """Waits for the first output, so that a failure before it can still be an HTTP status."""
         if self._peeked is None and self._running:
@@ -177,6 +187,39 @@ class EngineCall:
         async for number, output in self:
             last[number] = output
         return [last[number] for number in range(len(self.requests))]
+
+    async def answer(self, ask: PromptRequest) -> RequestOutput:
+        """Returns the only output of a further request, which runs beside others: for `work` of run_between().
+
+        Cancelling ends the request. Its media are kept until the engine has them, not longer. Raises what has ended
+        the call, and ApiError for a request that fails.
+        """
+        if self._record.why is not None or not self._open:
+            raise self._record.why or ClientGone()
+        number, ask = len(self.requests), self._caller.bind(ask)
+        light = ask._replace(prompt=Prompt(ask.prompt.token_ids))
+        self.requests.append(light)
+        self._record.add(light)
+        finished: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+
+        def deliver(output: RequestOutput) -> None:
+            self._record.record_output(number, output)
+            if output.finished:
+                self._running.pop(number, None)
+                if not finished.done():
+                    finished.set_result(output)
+
+        wanted = SubmitRequest(self._request_id(), ask.prompt, deliver)
+        self._service.backend.submit([wanted], ask.params, ask.priority, ask.grammar)
+        self._running[number], self._begun = wanted.request_id, len(self.requests)
+        try:
+            output = await finished
+        finally:
+            if self._running.pop(number, None) is not None:
+                self._record.abort([number])
+                self._service.backend.abort(wanted.request_id)
+        self._check_output(output)
+        return output
 
     async def run_between(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for `work` between two rounds. An error that ends the call cancels the work and is raised."""
@@ -217,6 +260,11 @@ class EngineCall:
             raise event
         number, output, size = event
         self._unread -= size
+        self._check_output(output)
+        return number, output
+
+    def _check_output(self, output: RequestOutput) -> None:
+        """Raises ApiError for an output that says that its request has failed."""
         failed = next((each.error for each in output.outputs if each.finish_reason == "error"), None)
         if failed is not None:
             if self._service.sleep_level:  # it fell asleep before the request came to it
@@ -226,7 +274,6 @@ class EngineCall:
             if failed.startswith(ADAPTER):  # its files are gone, or have changed
                 raise ApiError(400, failed, param="model", code="invalid_adapter")
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
-        return number, output
 
     def _submit(self, first: int = 0) -> None:
         """Submits the asks from number `first` on; of texts that become numbers, as many as may be there at once."""
@@ -272,8 +319,11 @@ class EngineCall:
             if output.finished and self._begun < len(self.requests) and output.pooled is not None:
                 self._submit_more()
 
+        return SubmitRequest(self._request_id(), prompt, deliver)
+
+    def _request_id(self) -> str:
         # the process that takes this one's place gives other ids, while the engine may still have these
-        return SubmitRequest(f"{self._service.name}-{os.getpid()}-{next(_request_numbers)}", prompt, deliver)
+        return f"{self._service.name}-{os.getpid()}-{next(_request_numbers)}"
 
     def _keep(self, number: int, output: RequestOutput) -> None:
         """Queues an output for the reader, unless it has stopped reading and too much waits for it."""

@@ -26,12 +26,14 @@ from tests.helpers.checkpoints.gguf import Row, header, joined
 from tests.helpers.platforms.run_model import Runner
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+ENCODERS = ("bert",)
+NAMES = sorted({path.stem for path in FOLDER.glob("*.gguf")} - set(ENCODERS))
 LOGITS = load_file(FOLDER / "logits.safetensors")
 IDS = LOGITS["ids"].tolist()
 
 
-OFF = {"llama-q2_k": 3e-2}  # products with minima, whose scales have 16 bits on this platform; of the others 2e-3
+# products with minima, whose scales have 16 bits on this platform; experts with clamped gates; of the others 2e-3
+OFF = {"llama-q2_k": 3e-2, "gpt-oss": 4e-3}
 
 
 def runner(path: Path, keeps: bool = True) -> Runner:
@@ -50,8 +52,10 @@ def test_logits_are_those_of_transformers_and_llama_cpp(name: str) -> None:
     """Products are of activations in 16 bits here: 2^-15 of a group's largest; in llama.cpp of 8 bits."""
     (got,) = runner(FOLDER / f"{name}.gguf").prompts([IDS])
     for source, off in (("transformers", OFF.get(name, 2e-3)), ("llama.cpp", 0.25)):
-        want = LOGITS[f"{name}.{source}"]
-        assert float(want.std()) > 0.3
+        if (want := LOGITS.get(f"{name}.{source}")) is None:
+            assert source == "llama.cpp"
+            continue
+        assert float(want.std()) > 0.1
         torch.testing.assert_close(got, want, rtol=0, atol=off * float(want.std()))
 
 
