@@ -138,8 +138,9 @@ def _decide(
         config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    made_for = None if pooling is None else pooling.length
-    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
+    length = resolve_max_model_len(
+        config, hf_config, family.max_text_length(hf_config), getattr(pooling, "length", None)
+    )
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     rows = row_store_sizes(config, facts, platform.name, length, images.levels)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
@@ -161,13 +162,19 @@ def _decide(
         sizes = sizes.with_length(plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
-    reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
+    reasons += [*describe_quantization(forms, ranks.workers[0]), *_descriptions(config, facts, ranks)]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler, images,
     )  # fmt: skip
+
+
+def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
+    """Describes what ranks, experts and rows take."""
+    first = ranks.workers[0]
+    described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
+    return [*ranking.describe_ranks(config, facts, ranks), *described]
 
 
 def _fit_config(
