@@ -113,8 +113,7 @@ def _decide(
     reasons: list[str],
     meeting: ranking.ParallelGroup | None = None,
 ) -> EnginePlan:
-    facts, platform = chosen.capabilities, chosen.platform(config)
-    place = resolve_config(config, folder)
+    facts, platform, place = chosen.capabilities, chosen.platform(config), resolve_config(config, folder)
     whole, backend = read_model(config, place, platform.models)
     if backend and facts.ops_only:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
@@ -138,9 +137,8 @@ def _decide(
         config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    length = resolve_max_model_len(
-        config, hf_config, family.max_text_length(hf_config), getattr(pooling, "length", None)
-    )
+    made_for = None if pooling is None else pooling.length
+    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     rows = row_store_sizes(config, facts, platform.name, length, images.levels)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
