@@ -1,8 +1,8 @@
 """Outputs: the message from the engine core to the output processor, and the outputs that users read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 
@@ -74,6 +74,63 @@ LogprobsAt = dict[int, Logprob]  # token id -> its log-probability, at one posit
 
 
 @dataclass(slots=True)
+class FlatLogprobs(Sequence[Any]):
+    """Log-probabilities of many positions in a few lists of numbers, with vLLM's names: a sequence of LogprobsAt, or
+    None at the first position of a prompt, each made when it is read.
+
+    Entries of position i are those from start_indices[i] up to end_indices[i] of the other lists.
+    """
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # in nats
+    ranks: list[int | None] = field(default_factory=list)  # 1 is the most likely
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    def append(self, at: LogprobsAt | None) -> None:
+        """Adds a position; None has no entries."""
+        self.add((token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in (at or {}).items())
+
+    def extend(self, positions: Iterable[LogprobsAt | None]) -> None:
+        """Adds positions."""
+        for at in positions:
+            self.append(at)
+
+    def add(self, entries: Iterable[tuple[int, float, int | None, str | None]]) -> None:
+        """Adds a position, given as token ids, log-probabilities, ranks and texts."""
+        self.start_indices.append(len(self.token_ids))
+        for token_id, value, rank, text in entries:
+            self.token_ids.append(token_id)
+            self.logprobs.append(value)
+            self.ranks.append(rank)
+            self.decoded_tokens.append(text)
+        self.end_indices.append(len(self.token_ids))
+
+    def copy(self) -> "FlatLogprobs":
+        """Returns one that does not grow with this one."""
+        return FlatLogprobs(*(getattr(self, each.name).copy() for each in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> "FlatLogprobs": ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            part = FlatLogprobs()
+            part.extend(self[at] for at in range(*index.indices(len(self))))
+            return part
+        places = range(self.start_indices[index], self.end_indices[index])
+        found = {
+            self.token_ids[at]: Logprob(self.logprobs[at], self.ranks[at], self.decoded_tokens[at]) for at in places
+        }
+        return found or None
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of a request's events, in seconds of time.monotonic(), and its token counts.
 
@@ -136,7 +193,7 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None = None  # of all tokens so far; None if logprobs were not asked for
-    logprobs: list[LogprobsAt] | None = None  # one entry per token
+    logprobs: "list[LogprobsAt] | FlatLogprobs | None" = None  # one entry per token
     finish_reason: str | None = None  # "stop", "length", "repetition", "abort" or "error"; None while it runs
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it; None for end-of-text
     error: str | None = None  # with finish_reason "error"
@@ -157,7 +214,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None if the prompt was given as token ids
     prompt_token_ids: list[int]
-    prompt_logprobs: list[LogprobsAt | None] | None  # one entry per prompt token, the first None
+    prompt_logprobs: list[LogprobsAt | None] | FlatLogprobs | None  # one entry per prompt token, the first None
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0

@@ -99,6 +99,10 @@ class Checked:
                 raise ParameterError(f.name, str(error)) from None
 
 
+# parameters that exclude tokens, or end an output
+_NOT_WITH_A_TRACE = (
+    "structured_outputs", "repetition_detection", "thinking_token_budget", "bad_words", "allowed_token_ids"
+)  # fmt: skip
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -214,6 +218,14 @@ class SamplingParams(Checked):
         values.optional(values.token_ids),
         "tokens whose log-probabilities are reported at each position, instead of those of the likeliest",
     )
+    flat_logprobs: bool = param(
+        False, values.flag, "give log-probabilities as FlatLogprobs, a few lists for all positions, not a dict for each"
+    )
+    trace_decode_token_ids: list[int] | None = param(
+        None,
+        values.optional(values.trace),
+        "tokens of the output, whatever the model would draw; with their log-probabilities, for replay",
+    )
     detokenize: bool = param(True, values.flag, "give text, not only token ids")
     skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
     keep_special_tokens: list[int] = param(
@@ -265,12 +277,24 @@ class SamplingParams(Checked):
         if 0 < self.temperature < MIN_TEMPERATURE:
             _warn_once(f"temperatures over 0 and under {MIN_TEMPERATURE} are served as {MIN_TEMPERATURE}")
             self.temperature = MIN_TEMPERATURE
+        if self.trace_decode_token_ids is not None:
+            self._follow_trace(self.trace_decode_token_ids)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
         if self.stop and not self.detokenize:
             raise ParameterError("stop", "needs text to look in; set detokenize=True or use stop_token_ids")
         if self.truncate_prompt_tokens == 0:
             raise ParameterError("truncate_prompt_tokens", "must keep at least 1 token, not 0; None keeps all")
+
+    def _follow_trace(self, trace: list[int]) -> None:
+        """The trace ends the output, as in vLLM; nothing else does. ParameterError: what would change its tokens."""
+        for name in _NOT_WITH_A_TRACE:
+            if getattr(self, name) not in (None, []):
+                raise ParameterError(name, "changes which tokens are drawn, and trace_decode_token_ids has them all")
+        if self.n != 1:
+            raise ParameterError("n", f"must be 1 with trace_decode_token_ids, not {self.n}")
+        self.max_tokens, self.min_tokens, self.ignore_eos = len(trace), 0, True
+        self.stop, self.stop_token_ids = [], []
 
     @property
     def greedy(self) -> bool:
@@ -300,7 +324,8 @@ class SamplingParams(Checked):
         max_logprobs -1 is no limit. Raises ParameterError.
         """
         self.__post_init__()
-        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
+        ids = ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids", "trace_decode_token_ids")
+        for name in ids:
             given = getattr(self, name)  # of logit_bias, the keys
             if given and max(given) >= vocab_size:
                 wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"

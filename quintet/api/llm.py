@@ -40,6 +40,10 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
             """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
             self._open(model, use_tqdm, kwargs)
 
+    def _begin(self, config: EngineConfig, use_tqdm: bool) -> None:
+        super()._begin(config, use_tqdm)
+        self._enqueued: dict[str, AnswerParser | None] = {}  # requests that wait_for_completion() has not returned
+
     @functools.cached_property
     def llm_engine(self) -> LLMEngine:
         """The same engine as vLLM's examples step it."""
@@ -91,6 +95,43 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
             AnswerParser(chat.output_format, whole=True).take(output)
             for chat, output in zip(chats, outputs, strict=True)
         ]
+
+    @refuses_unsupported
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        lora_request: LoRARequests = None,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[str]:
+        """Queues what generate() would run, and returns the ids of the requests. wait_for_completion() runs them.
+
+        If any prompt or parameter is wrong, ValueError says which, and nothing is queued. No bar is shown.
+        """
+        parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
+        return self._enqueue(parsed, sampling_params, priority, [None] * len(parsed))
+
+    @refuses_unsupported
+    def enqueue_chat(
+        self, messages: Any, sampling_params: Params = None, *, lora_request: LoRARequests = None, **template: Any
+    ) -> list[str]:
+        """Queues what chat() would run, as enqueue() does."""
+        chats = self._prepare(messages, sampling_params, template)
+        prompts = with_adapters(self._client, [each.prompt for each in chats], lora_request)
+        parsers = [AnswerParser(each.output_format, whole=True) for each in chats]
+        return self._enqueue(prompts, [each.params for each in chats], None, parsers)
+
+    def wait_for_completion(self, output_type: Any = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Runs all requests that were enqueued -> their outputs, in the order in which they were. `output_type` is
+        vLLM's: outputs are RequestOutput."""
+        kinds = output_type if isinstance(output_type, tuple) else (output_type,)
+        if output_type is not None and RequestOutput not in kinds:
+            raise ValueError(f"output_type is {repr(output_type)[:80]}; enqueued requests have RequestOutput")
+        enqueued, self._enqueued = self._enqueued, {}
+        found = self._collect(list(enqueued), use_tqdm)
+        parsers = enqueued.values()
+        return [output if each is None else each.take(output) for each, output in zip(parsers, found, strict=True)]
 
     @refuses_unsupported
     def stream(
@@ -152,7 +193,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     def _prepare(self, messages: Any, params: Params, options: dict[str, Any]) -> list[PreparedChat]:
         self._client.input_processor.check_generates()
         config = self._client.config.structured_outputs_config
-        call = ChatCall(self._tokenizer(), self._client.family, messages, options, config)
+        call = ChatCall(self._tokenizer(), self._client.family, messages, options, config, self._client.media)
         return run_without_loop(call.prepare(self._params(params, len(call))))
 
     def _run(
@@ -160,9 +201,31 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     ) -> list[RequestOutput]:
         final = _with_output_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY)
         ids = [self._client.next_id() for _ in prompts]
-        open_ids, finished = set(ids), dict[str, RequestOutput]()
         try:
             self._add(ids, prompts, final, priority)
+            return self._collect(ids, use_tqdm)
+        except BaseException:
+            self._shared.abort(ids)  # refused or interrupted: no caller waits for them any more
+            raise
+
+    def _enqueue(
+        self, prompts: list[Prompt], params: Params, priority: Sequence[int] | None, parsers: Sequence[Any]
+    ) -> list[str]:
+        """Queues requests for wait_for_completion() -> their ids."""
+        final = _with_output_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY)
+        ids = [self._client.next_id() for _ in prompts]
+        try:
+            self._add(ids, prompts, final, priority)
+        except BaseException:
+            self._shared.abort(ids)
+            raise
+        self._enqueued.update(zip(ids, parsers, strict=True))
+        return ids
+
+    def _collect(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+        """Runs requests that were added -> the last output of each."""
+        open_ids, finished = set(ids), dict[str, RequestOutput]()
+        try:
             with _ProgressBar(len(ids), use_tqdm) as bar:
                 while open_ids:
                     for output in self._shared.receive(open_ids):  # FINAL_ONLY: each is a request's last

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from quintet.config import EngineConfig
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.memory_planner import GIB
-from quintet.engine.startup import EnginePlan, prepare
+from quintet.engine.startup import prepare
 from quintet.gguf.file_choice import quantization_label
 from quintet.interface.types import Memory
 from quintet.model_loader.gguf_weights import model_of

@@ -69,6 +69,12 @@ class WeightUpdateMethods:
         self._order(orders.StartUpdateCommand())
         self._paused_by = threading.get_ident()
 
+    def start_draft_weight_update(self) -> None:
+        """Begins an update of the draft model's or draft head's weights, as start_weight_update() does: names are those
+        of its own checkpoint. ValueError if there is none."""
+        self._order(orders.StartUpdateCommand(draft=True))
+        self._paused_by = threading.get_ident()
+
     def update_weights(
         self, tensors: Any, *, weight_version: str | None = None, partial: bool = False, keep_kv: bool = False
     ) -> None:
@@ -187,6 +193,10 @@ class AsyncWeightUpdateMethods:
     async def start_weight_update(self) -> None:
         """See LLM.start_weight_update."""
         await self._order(orders.StartUpdateCommand())
+
+    async def start_draft_weight_update(self) -> None:
+        """See LLM.start_draft_weight_update."""
+        await self._order(orders.StartUpdateCommand(draft=True))
 
     async def update_weights(
         self, tensors: Any, *, weight_version: str | None = None, partial: bool = False, keep_kv: bool = False

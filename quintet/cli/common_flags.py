@@ -29,6 +29,10 @@ COMMON_FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
     "run-batch": ("--input-file", "--output-file", "--resume", "--quiet", "--concurrency", "--url", *_MODEL, *_ENGINE),
     "show": ("--max-model-len", "--device", "--quantization", "--gpu-memory-utilization", "--kv-cache-dtype"),
+    "verify": (
+        "--against", "--logprobs", "--reference", "--prompts-file", "--max-tokens", "--mean-tolerance",
+        "--max-tolerance", "--json", "--api-key", *_MODEL,
+    ),
     "explain": (*_MODEL, *_ENGINE, "--max-num-batched-tokens", "--enable-prefix-caching"),
     "bench latency": ("--input-len", "--output-len", "--batch-size", "--num-iters", "--output-json", *_MODEL, *_ENGINE),
     "bench throughput": ("--num-prompts", "--input-len", "--output-len", "--output-json", *_MODEL, *_ENGINE),

@@ -47,6 +47,7 @@ COMMANDS = {
     "platforms": CliCommand(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": CliCommand(_HOME + "explain", "show what would run a model here, and what was rejected"),
     "try": CliCommand(_HOME + "try_model", "compare a small random copy of a model with transformers", "ERROR"),
+    "verify": CliCommand(_HOME + "verify", "compare log-probabilities with a server, a trainer, or transformers"),
     "conformance": CliCommand(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
     "new-platform": CliCommand(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
     "quantize": CliCommand(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),

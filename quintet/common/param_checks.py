@@ -14,6 +14,7 @@ MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 2**18  # larger than any vocabulary today
 MAX_EXTRA_ARGS = 64
 MAX_NAMED = 128  # tokens in logprob_token_ids, as in vLLM
+MAX_TRACE = 2**20  # tokens of an output that is given
 MAX_CHOICES = 2**16
 INT32 = 2**31 - 1
 
@@ -126,6 +127,13 @@ def token_ids(value: Any) -> list[int]:
     if not ids:
         raise ValueError("must name at least one token; leave it out (None) for none")
     return ids
+
+
+def trace(value: Any) -> list[int]:
+    """Token ids of an output, in order."""
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"must be a list of at least one token id, not {shorten(value)}; leave it out (None) for none")
+    return list_of(token_id, MAX_TRACE)(value)
 
 
 def budget(value: Any) -> int | None:

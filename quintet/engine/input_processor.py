@@ -147,6 +147,8 @@ class InputProcessor:
         self._check_media(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
         ids = prompt.token_ids[kept]
+        if prompt.media and len(ids) < len(prompt.token_ids):
+            raise ParameterError("truncate_prompt_tokens", "would cut a prompt with images; shorten its text instead")
         room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
@@ -188,6 +190,7 @@ class InputProcessor:
                 open_reasoning_tokens=thought,
                 lora=prompt.lora,
                 encoder=prompt.encoder,
+                media=prompt.media,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

@@ -1,13 +1,14 @@
 """Builds the outputs that users read from the token deltas of the engine core."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.engine.request import FinishReason
 from quintet.outputs import (
     CompletionOutput,
+    FlatLogprobs,
     Logprob,
     LogprobsAt,
     RequestMetrics,
@@ -38,7 +39,7 @@ class _Completion:
     engine_id: str
     index: int
     detokenizer: Detokenizer | None
-    logprobs: list[LogprobsAt] | None
+    logprobs: list[LogprobsAt] | FlatLogprobs | None
     cumulative_logprob: float | None
     new_text: list[str] = field(default_factory=list)  # with DELTA only
     token_ids: list[int] = field(default_factory=list)
@@ -57,7 +58,7 @@ class _Request:
     prompt_ids: list[int]
     params: SamplingParams
     completions: list[_Completion]
-    prompt_logprobs: list[LogprobsAt | None] | None
+    prompt_logprobs: list[LogprobsAt | None] | FlatLogprobs | None
     metrics: RequestMetrics
     pooled_data: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
     kv_transfer_params: dict[str, Any] | None = None
@@ -110,7 +111,7 @@ class OutputProcessor:
             list(prompt_ids),
             params,
             completions=[self._start(each, i, params, before) for i, each in enumerate(engine_ids)],
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            prompt_logprobs=None if params.prompt_logprobs is None else _positions(params, [None]),
             metrics=RequestMetrics(arrival, num_prompt_tokens=len(prompt_ids)),
         )
         self._requests[request_id] = request
@@ -122,7 +123,8 @@ class OutputProcessor:
         with_text = self.tokenizer is not None and params.detokenize
         detokenizer = Detokenizer(self.tokenizer, params, prompt_ids) if with_text and self.tokenizer else None
         wanted = params.num_logprobs is not None
-        return _Completion(engine_id, index, detokenizer, [] if wanted else None, 0.0 if wanted else None)
+        logprobs = _positions(params, []) if wanted else None
+        return _Completion(engine_id, index, detokenizer, logprobs, 0.0 if wanted else None)
 
     def process(self, deltas: Iterable[TokenDelta]) -> ProcessedOutputs:
         """Deltas of unknown requests are passed over: those were aborted here while the core went on."""
@@ -177,10 +179,10 @@ class OutputProcessor:
         if logprobs is not None and completion.logprobs is not None and completion.cumulative_logprob is not None:
             kept = logprobs[: len(ids)]
             named = bool(request.params.logprob_token_ids)
-            completion.logprobs += [self._decode_logprobs(each, request.params, named) for each in kept]
+            self._extend(completion.logprobs, kept, request.params, named)
             completion.cumulative_logprob += sum(each.values[0] for each in kept)
         if delta.prompt_logprobs is not None and request.prompt_logprobs is not None and completion.index == 0:
-            request.prompt_logprobs += [self._decode_logprobs(each, request.params) for each in delta.prompt_logprobs]
+            self._extend(request.prompt_logprobs, delta.prompt_logprobs, request.params)
         if delta.kv_transfer_params is not None and completion.index == 0:
             request.kv_transfer_params = delta.kv_transfer_params
         if delta.data is not None:
@@ -209,15 +211,28 @@ class OutputProcessor:
             completion.error = None
         return ids[: detokenizer.num_tokens - before]
 
-    def _decode_logprobs(self, each: TokenLogprobs, params: SamplingParams, named: bool = False) -> LogprobsAt:
-        """`named`: the tokens after the first were named by the caller, and have no rank."""
+    def _extend(
+        self, positions: Any, new: Iterable[TokenLogprobs], params: SamplingParams, named: bool = False
+    ) -> None:
+        """Adds positions. `named`: the tokens after the first were named by the caller, and have no rank."""
+        for each in new:
+            entries = self._decode_logprobs(each, params, named)
+            if isinstance(positions, FlatLogprobs):
+                positions.add(entries)
+            else:
+                positions.append({token_id: Logprob(value, rank, text) for token_id, value, rank, text in entries})
+
+    def _decode_logprobs(
+        self, each: TokenLogprobs, params: SamplingParams, named: bool
+    ) -> Iterator[tuple[int, float, int | None, str | None]]:
+        """Yields token ids, each once, with log-probabilities, ranks and texts."""
         text = self.tokenizer.token_text if self.tokenizer is not None and params.detokenize else None
-        at: LogprobsAt = {}
+        seen = set[int]()
         for place, (token_id, value) in enumerate(zip(each.ids, each.values, strict=True)):
             rank = each.rank if place == 0 else None if named else place
-            if token_id not in at:  # the sampled token comes first and may be among the most likely again
-                at[token_id] = Logprob(value, rank, None if text is None else text(token_id))
-        return at
+            if token_id not in seen:  # the sampled token comes first and may be among the most likely again
+                seen.add(token_id)
+                yield token_id, value, rank, None if text is None else text(token_id)
 
     def _give(self, request: _Request, now: float) -> RequestOutput | None:
         """The request's next output, if it is due; forgets a request that has finished."""
@@ -251,6 +266,15 @@ class OutputProcessor:
         return output
 
 
+def _positions(params: SamplingParams, first: list[Any]) -> Any:
+    """Returns the list of positions that grows, as flat_logprobs asks for it."""
+    if not params.flat_logprobs:
+        return first
+    flat = FlatLogprobs()
+    flat.extend(first)
+    return flat
+
+
 def _is_due(request: _Request, delta: bool, interval: int) -> bool:
     """True if a completion has ended, has its first tokens, or `interval` new ones."""
     new = [len(each.token_ids) - (0 if delta else each.num_returned) for each in request.completions]
@@ -279,7 +303,7 @@ def _completion_output(completion: _Completion, delta: bool) -> CompletionOutput
     )
     if delta:
         completion.new_text, completion.token_ids = [], []
-        completion.logprobs = None if logprobs is None else []
+        completion.logprobs = None if logprobs is None else type(logprobs)()
     return output
 
 

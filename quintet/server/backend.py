@@ -80,6 +80,10 @@ class WeightControl(Protocol):
         """Has all engines carry out an order -> its result; EngineRefusal says why one did not."""
         ...
 
+    async def reload(self) -> None:
+        """Has all engines read the weights of their folder again; EngineRefusal says why one did not."""
+        ...
+
 
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""

@@ -61,6 +61,22 @@ def test_requests_that_are_aborted_end_with_the_tokens_that_they_have() -> None:
     assert client.engine.stats().scheduler.prefix_hits == queries, "clear_cache: nothing was found"
 
 
+def test_requests_that_are_ended_by_name_leave_the_others_running() -> None:
+    client = null_client()
+    client.add("a", Prompt(PROMPT), greedy(max_tokens=20))
+    client.add("b", Prompt(OTHER), greedy(max_tokens=20))
+    steps(client, 6)
+    assert client.engine.controls.run(orders.EndRequestsCommand(["a", "nothing"])) == 1
+    done = steps(client, 30)
+    assert done["a"].outputs[0].finish_reason == "abort" and 0 < len(tokens(done["a"])) < 20
+    assert tokens(done["b"]) == expected(OTHER, 20)
+    client.add("c", Prompt(PROMPT), greedy(max_tokens=20))
+    client.add("d", Prompt(OTHER), greedy(max_tokens=20))
+    assert client.engine.controls.run(orders.EndRequestsCommand()) == 2
+    assert {output.outputs[0].finish_reason for output in client.collect()} == {"abort"} and not client.busy
+    client.engine.check_integrity()
+
+
 def test_waiting_lets_requests_finish_and_starts_no_others() -> None:
     client = null_client()
     client.add("a", Prompt(PROMPT), greedy(max_tokens=10))

@@ -38,6 +38,7 @@ BAD = {
         "sample.tokenizers": "import sample.chat",
         "sample.structured_output": "import sample.engine.request",
         "sample.server.backend": "import sample.cli",
+        "sample.clients": "import sample.verification",
     },
     "platforms never look up": {
         "sample.platforms.cpu.platform": "import sample.layers.linear",
@@ -80,6 +81,7 @@ GOOD = {
     "sample.cli.main": "import sample.server.backend, sample.router, sample.conformance",
     "sample.router": "",
     "sample.server.backend": "import sample.api, sample.engine.engine",
+    "sample.verification": "import sample.clients, sample.api",
     "sample.clients": "import sample.outputs",
     "sample.conformance": "import sample.engine.engine, sample.platforms",
     "sample.conformance.sections.with_models.oracle": "from sample_tools.checkpoints import tiny",

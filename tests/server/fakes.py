@@ -21,6 +21,7 @@ from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.processes.messages import ADAPTER_TAKEN, ADAPTER_UNKNOWN, LoadLoRA, ServedLoRA
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
+from quintet.engine.weight_transfer.orders import CallWorkersCommand, EndRequestsCommand
 from quintet.lora.request import LoRAReference
 from quintet.media.info import MediaInfo
 from quintet.media.items import MediaProcessor
@@ -117,6 +118,7 @@ class FakeWeights:
     ran: list[Any] = field(default_factory=list)
     stats: WeightStats = WeightStats()
     refuses: str = ""  # why it does nothing
+    result: Any = None  # of calls of workers, and of requests that end
     busy: int = 0  # times that a pause is asked for before requests have finished
 
     async def run(self, order: Any) -> Any:
@@ -124,7 +126,12 @@ class FakeWeights:
         if self.refuses:
             raise EngineRefusal(self.refuses)
         self.busy -= 1
+        if isinstance(order, EndRequestsCommand | CallWorkersCommand):
+            return self.result
         return self.busy < 0
+
+    async def reload(self) -> None:
+        self.ran.append("reload")
 
 
 @dataclass

@@ -37,7 +37,7 @@ TAKE_ANYTHING = {
     "--reasoning-parser", "--allowed-local-media-path",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
-    "--prefill", "--decode", "--backend-ca-certs",
+    "--prefill", "--decode", "--backend-ca-certs", "--against-model", "--reference", "--logprobs",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
 

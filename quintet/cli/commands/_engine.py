@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from quintet import LLM
 
 # Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
-_NO_FLAG = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
+_NO_FLAG = (
+    "detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval", "flat_logprobs",
+    "trace_decode_token_ids",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:

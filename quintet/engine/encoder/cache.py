@@ -33,7 +33,6 @@ class EncoderItem:
     media: MediaItem
     key: bytes  # of the media and the tenant: items with equal keys have equal rows
     count: int  # rows
-    first: int = 0
     writer: RowWriter = write_encoded
 
 

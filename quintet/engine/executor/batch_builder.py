@@ -91,7 +91,7 @@ class BatchBuilder:
             batch = batch._replace(inputs=HostInputs(embed_indices=np.full(count, -1, np.int32)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
-        return batch, OutputRows(requests)
+        return _with_rotary(batch, requests), OutputRows(requests)
 
     def build_draft(self, requests: list[Request], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> HostBatch:
         """Builds a step of a drafter: the tokens of each request from a position on, with a row of logits after the
@@ -144,7 +144,7 @@ class BatchBuilder:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
-        return batch, rows
+        return _with_rotary(batch, requests), rows
 
     def _with_adapters(self, batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
         """The batch with the adapter of each token, where a request has one."""
@@ -182,8 +182,8 @@ def _token_ids(plan: StepPlan) -> IntArray:
 
 
 def _has_embeds(request: Request) -> bool:
-    """True if embeddings stand in the places of the tokens that it computes next."""
-    return request.num_computed < request.num_prompt and bool(request.core_request.embeds)
+    """True if rows of the row store may stand in the places of the tokens that it computes next."""
+    return request.num_computed < request.num_prompt and request.core_request.has_rows
 
 
 def _embed_indices(plan: StepPlan) -> IntArray:
@@ -209,6 +209,19 @@ def _token_types(plan: StepPlan) -> IntArray:
             found[at : at + count] = np.frombuffer(request.core_request.token_types, np.int32)[start : start + count]
         at += count
     return found
+
+
+def _with_rotary(batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
+    """The batch with the rotary positions of each token, where those of a request are not its positions."""
+    if all(request.rotary is None for request in requests):
+        return batch
+    positions = np.tile(batch.positions, (3, 1))
+    for index, request in enumerate(requests):
+        if request.rotary is not None:
+            first, stop = batch.query_start_loc[index : index + 2].tolist()
+            start = request.num_computed
+            positions[:, first:stop] = request.rotary.between(start, start + stop - first)
+    return batch._replace(inputs=batch.inputs._replace(rotary_positions=positions))
 
 
 def _block_table(requests: Sequence[Request], group: int) -> IntArray:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from quintet.model_loader.weights_cache import CacheEntry, StoreThread
 from quintet.models import model_class
 from quintet.models.draft_heads.base import DraftHead
 from quintet.models.encoders.base import CrossEncoder
+
+if TYPE_CHECKING:  # it is built with transformers, which text alone does without
+    from quintet.engine.executor.tower_part import TowerSizes
 
 ModelFactory = Callable[[Any, BuildContext], ModelBase]  # (config, build) -> a model, its weights not read
 RunStep = Callable[[State, Batch], tuple[Outputs, State]]
@@ -50,6 +53,7 @@ class ModelSizes:
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
     row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
+    tower: "TowerSizes | None" = None  # the encoder of pictures; None: there is none
 
     def with_length(self, max_model_len: int) -> "ModelSizes":
         """Returns the same for requests of so many tokens."""

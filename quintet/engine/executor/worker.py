@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.encoder.writing import encoder_batch
+from quintet.engine.executor.media_parts import make_tower, reload_parts
 from quintet.engine.executor.mixers import kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
@@ -22,7 +22,6 @@ from quintet.interface.platform import DROPPED, Platform, State
 from quintet.interface.types import (
     AttentionSpec,
     Estimate,
-    FloatArray,
     HostBatch,
     IntArray,
     Layout,
@@ -118,6 +117,7 @@ class Worker:
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
+        self.tower = make_tower(self, sizes)
 
     def _encoder_part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart | None:
         """Makes the encoder whose rows the model's layers read, if there is one."""
@@ -217,7 +217,7 @@ class Worker:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this device."""
-        return sum(part.weight_bytes for part in self.parts)
+        return sum(part.weight_bytes for part in (*self.parts, self.tower) if part is not None)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the models take on this device; they run in turns, in one workspace."""
@@ -229,7 +229,8 @@ class Worker:
                 workspace=max(found.workspace, second.workspace),
                 captured=found.captured + second.captured * (part is self.drafter),  # no pass is recorded
             )
-        return found
+        tower = 0 if self.tower is None else self.tower.weight_bytes
+        return found._replace(weights=found.weights + tower)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -251,6 +252,8 @@ class Worker:
                 part.read(folder, progress)
         if self.drafter is not None:
             self.drafter.read(self._drafter_weights, progress)
+        if self.tower is not None:
+            self.tower.read(folder, progress)
         self._begin(progress)
 
     def finish_store(self) -> None:
@@ -287,24 +290,23 @@ class Worker:
         for part in self.parts:
             part.sleep()
             freed += part.drop_weights() if level == DROPPED else 0
+        if self.tower is not None and level == DROPPED:
+            freed += self.tower.drop_weights()
         return freed
 
     def wake(self, tags: Collection[str] = TAGS) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
         if "weights" in tags:
             self.device.wake()
-            for part in self.parts:
-                part.wake()
+            for part in (*self.parts, self.tower):
+                if part is not None:
+                    part.wake()
         if "kv_cache" in tags:
             self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
-        if self.encoder is not None:
-            self.encoder.check_files(folder)  # before anything is written
-        self.main.reload(folder)
-        if self.encoder is not None:
-            self.encoder.reload(folder)
+        reload_parts(self, folder)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""
@@ -337,15 +339,10 @@ class Worker:
             self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
 
-    @torch.inference_mode()
-    def encode(self, embeds: FloatArray, slots: IntArray) -> None:
-        """Runs the encoder's pass of one item, its numbers as the encoder takes them; K and V of its rows go to these
-        slots [E] of the pages that the decoder's layers read."""
-        assert self.encoder is not None, "this worker has no encoder"
-        groups = self.kv_cache_layout
-        host = encoder_batch(embeds, slots, len(groups.indices), len(groups.groups))
-        host = self._ready(host, self.encoder)
-        _, self._state = self.encoder.step(self._state, host.on(self.device.to_device(host.leaves())))
+    def run_pass(self, part: ModelPart, host: HostBatch) -> None:
+        """Runs a step of another of its models, which gives nothing but what it writes to the cache."""
+        host = self._ready(host, part)
+        _, self._state = part.step(self._state, host.on(self.device.to_device(host.leaves())))
 
     def draft(self, host: HostBatch, rows: Sequence[int] | None = None) -> Outputs:
         """One step of the drafter -> what it gives, on the device. `rows` [T]: for a draft head, the row of the hidden

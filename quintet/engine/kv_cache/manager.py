@@ -154,7 +154,7 @@ class KVCacheManager:
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
             root = request.generation.to_bytes(8, "little") + request.core_request.salt
-            extend_page_hashes(request.page_hashes, ids, self.page_size, root, request.core_request.embeds_of)
+            extend_page_hashes(request.page_hashes, ids, self.page_size, root, request.core_request.beside_tokens)
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, request: Request, found: PrefixMatch, upto: int, whole: int) -> bool:

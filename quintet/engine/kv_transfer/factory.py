@@ -38,7 +38,7 @@ from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import digest
 
 if TYPE_CHECKING:
-    from quintet.engine.startup import EnginePlan
+    from quintet.engine.executor.engine_plan import EnginePlan
 
 logger = logging.getLogger(__name__)
 

@@ -64,6 +64,9 @@ class WakeUpCommand(msgspec.Struct, tag=True, array_like=True):
     tags: list[str] | None = None  # parts of the engine; None: all
 
 
+OWN_FOLDER = ""  # the folder that an engine was started on
+
+
 class ReloadCommand(msgspec.Struct, tag=True, array_like=True):
     folder: str | None  # None: random ones
 

@@ -6,6 +6,7 @@ from typing import Any
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.families import MediaModel
 from quintet.media.info import MediaInfo
 
 
@@ -43,4 +44,8 @@ class ModelInfo:
     num_ranks: int = 1  # of one engine
     encoder: SpeechInput | None = None  # what its encoder takes; None: it has none
     media: MediaInfo = field(default_factory=MediaInfo)  # images, video and audio that prompts may have
+    media_model: MediaModel | None = None  # how they are made ready; None: there may be none
+    no_media: str = ""  # why there may be none
+    dtype: str = ""  # of the weights, such as "bfloat16"
+    max_lora_rank: int = 0  # of an adapter; 0: there are none
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

@@ -12,6 +12,7 @@ from quintet.engine.kv_cache.manager import group_hash
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.request import Request
 from quintet.engine.row_store.items import EMBEDS_ROWS, PromptRows, RowItem, RowWrite, embeds_items, pages_of, rows_of
+from quintet.engine.row_store.media import media_items
 from quintet.layers.row_store import PAGE_ROWS
 
 
@@ -34,7 +35,7 @@ class RowStoreManager:
         for request in list(self._holders):
             rows = request.prompt_rows
             assert rows is not None, "a holder has rows"
-            ends = {index: rows.items[index].first + rows.items[index].count for index in rows.pages}
+            ends = {index: rows.items[index].stop for index in rows.pages}
             self._let_go(request, rows, [index for index, end in ends.items() if end <= request.num_computed])
 
     def end_within(self, request: Request, start: int, stop: int) -> int:
@@ -75,6 +76,8 @@ class RowStoreManager:
         """Returns the request's items; None if it has none."""
         if request.prompt_rows is None and request.core_request.embeds:
             request.prompt_rows = PromptRows(embeds_items(request.core_request, self._most))
+        if request.prompt_rows is None and request.core_request.media:
+            request.prompt_rows = PromptRows(media_items(request.core_request))
         return request.prompt_rows
 
     def _found(self, item: RowItem) -> list[int] | None:

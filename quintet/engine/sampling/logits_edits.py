@@ -90,6 +90,24 @@ class AllowedTokens(LogitEdit):
         return self.ops.keep_tokens(logits, self._bits)
 
 
+class TraceReplay(LogitEdit):
+    """trace_decode_token_ids: the token at each position of the output is given."""
+
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if r.params.trace_decode_token_ids]
+        self._size = rows, -(-self.vocab_size // 32)
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        bits = np.full(self._size, -1, np.int32)
+        for row, request in self._rows:
+            trace = request.params.trace_decode_token_ids or []
+            at = positions[row] - request.num_prompt
+            if at < len(trace):  # a draft may stand after the last of them
+                keep_only(bits[row], trace[at])
+        return self.ops.keep_tokens(logits, self.device.to_device([bits])[0])
+
+
 class BadWords(LogitEdit):
     """bad_words: the last token of a word is banned where the output ends with the tokens before it."""
 
@@ -107,6 +125,12 @@ class BadWords(LogitEdit):
         for places in self.upload(*_flatten_places(lists)):
             logits = self.ops.ban_tokens(logits, *places)
         return logits
+
+
+def keep_only(bits: IntArray, token_id: int) -> None:
+    """Sets the bits [V / 32] of one row so that keep_tokens leaves one token."""
+    bits[:] = 0
+    bits[token_id // 32] = np.uint32(1 << token_id % 32).view(np.int32)
 
 
 class MinTokens(LogitEdit):

@@ -16,6 +16,7 @@ from quintet.engine.sampling.logits_edits import (
     LogitEdit,
     MinTokens,
     Penalties,
+    TraceReplay,
 )
 from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, batch_update_between
 from quintet.engine.sampling.thinking_budget import ThinkingBudget
@@ -223,7 +224,10 @@ class Sampler:
             for processor in self._late:
                 logits = processor.apply(logits)
             draw = draw._replace(temperature=(draw.temperature > 0).float())
-        token_ids = self._ops.sample(logits, draw, self._width) if self._random else self._ops.greedy(logits)
+        choices = logits
+        if self._traced:  # log-probabilities are of the logits that are not forced
+            choices = self._trace(self._ops.widen(logits, self._rows, True), positions)
+        token_ids = self._ops.sample(choices, draw, self._width) if self._random else self._ops.greedy(choices)
         if self._num_logprobs is None:
             return Sampled(token_ids, None)
         if raw is None:  # what the draw saw
@@ -243,6 +247,7 @@ class Sampler:
         if self._rules is not None:
             self._before.append(TranscriptionRules(*setting, self._rules))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
+        self._trace, self._traced = TraceReplay(*setting), False
         self._settled = False  # whether what _follow() makes was made for the requests
         self._asked, self._needs_previous_tokens = [], False
 
@@ -257,11 +262,12 @@ class Sampler:
         self._requests, self._rows, self._settled = requests, rows, False
         before = [edit for edit in self._before if edit.set_requests(requests, rows)]
         after = [edit for edit in self._after if edit.set_requests(requests, rows)]
+        self._traced = self._trace.set_requests(requests, rows)
         self._edits = [*before, *(_as_edit(p) for p in self._other_processors), *after]
         self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
         self._prepare_logprobs(requests)
         self._prepare_draw(requests)
-        self._plain = not (self._edits or self._random or self._num_logprobs is not None)
+        self._plain = not (self._edits or self._traced or self._random or self._num_logprobs is not None)
         self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
     def _prepare_logprobs(self, requests: list[Request]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.chat.reasoning_tokens import ReasoningCounter
 from quintet.engine.request import Request
-from quintet.engine.sampling.logits_edits import LogitEdit
+from quintet.engine.sampling.logits_edits import LogitEdit, keep_only
 from quintet.interface.platform import Device
 from quintet.ops.registry import Ops
 
@@ -32,8 +32,7 @@ class ThinkingBudget(LogitEdit):
             return logits
         bits = np.full(self._size, -1, np.int32)
         for row, token_id in forced:
-            bits[row] = 0
-            bits[row, token_id // 32] = np.uint32(1 << token_id % 32).view(np.int32)
+            keep_only(bits[row], token_id)
         return self.ops.keep_tokens(logits, self.device.to_device([bits])[0])
 
 

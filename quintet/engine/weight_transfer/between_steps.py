@@ -37,10 +37,17 @@ class BetweenSteps:
     def finish_steps(self) -> None:
         self.calls.collect()
 
-    def abort_all(self) -> None:
-        """Ends all requests; their last deltas say so."""
-        for request in list(self.answers.requests.values()):
+    def end_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Ends requests, or all (None), whose last deltas say so -> their number."""
+        running = self.answers.requests
+        ended = (
+            list(running.values())
+            if request_ids is None
+            else [running[each] for each in request_ids if each in running]
+        )
+        for request in ended:
             self.calls.emit(self.answers.end(request, FinishReason.ABORT))
+        return len(ended)
 
     def weights_changed(self, keep_kv: bool) -> None:
         """Forgets what was computed with other weights. With `keep_kv` running requests keep their pages, which no

@@ -48,6 +48,7 @@ class UpdateState:
 
     phase: str = ""  # "": the weights are whole; "open": tensors may come; "torn": an update failed after it wrote
     why: str = ""  # it is torn
+    draft: bool = False  # of the draft model, whose weights decide no token
     must_be_full: bool = False  # the weights were torn before this update
     implicit: bool = False  # begun by load_weights(): ends by itself once all tensors are there
     # of an implicit one, on any rank: tensors without which others that came make no weight
@@ -124,9 +125,10 @@ class Controls:
         handlers: dict[type, Callable[[Any], Any]] = {
             orders.PauseCommand: self._pause,
             orders.ResumeCommand: self._resume,
+            orders.EndRequestsCommand: self._end_requests,
             orders.RecomputeCommand: lambda order: self._engine.recompute(),
             orders.InitTransferCommand: self._open,
-            orders.StartUpdateCommand: lambda order: self._start(),
+            orders.StartUpdateCommand: lambda order: self._start(order.draft),
             orders.ReceiveWeightsCommand: self._receive,
             orders.CheckUpdateCommand: lambda order: self._check(order.partial),
             orders.FinishUpdateCommand: lambda order: self._commit(order.version, order.keep_kv),
@@ -136,13 +138,21 @@ class Controls:
         }
         return handlers[type(order)](order)
 
-    def _start(self) -> None:
-        """Begins an update: no step runs until it ends. Begins anew where one is open. ValueError if weights sleep."""
+    def _start(self, draft: bool = False) -> None:
+        """Begins an update: no step runs until it ends. Begins anew where one is open. ValueError if weights sleep, or
+        there is no draft model for an update of its weights."""
         self._engine.check_weights()
+        if draft and any(worker.drafter is None for worker in self._ranks.workers):
+            raise ValueError(
+                "this engine has no draft model; start it with a speculative_config that has one, or call "
+                "start_weight_update()"
+            )
         self._engine.finish_steps()
-        torn = self.wrote or self.state.phase == "torn" or self.state.must_be_full
-        self._ranks.map_workers(_begin)
-        self.state = UpdateState("open", must_be_full=torn)
+        torn = (self.wrote and not self.state.draft) or self.state.phase == "torn" or self.state.must_be_full
+        if torn and draft:
+            raise ValueError(f"{self.refusal or 'an update of all weights is open'}; then update the draft model")
+        self._ranks.map_workers(partial(_begin, draft=draft))
+        self.state = UpdateState("open", draft=draft, must_be_full=torn)
 
     def put(self, tensors: Iterable[tuple[str, Tensor]], owned: bool = False) -> None:
         """Takes tensors by checkpoint name on the ranks of this process. ValueError if no update is open, or a tensor
@@ -169,7 +179,11 @@ class Controls:
         """Ends an update. Weights are torn if any was written (`wrote`: on another rank); else nothing has changed."""
         if self.state.phase != "open":
             return
-        if wrote or self.wrote or self.state.must_be_full:
+        if self.state.draft:
+            if wrote or self.wrote:
+                logger.warning("the draft model's weights were replaced in part (%s); fewer drafts are accepted", why)
+            self.state = UpdateState()
+        elif wrote or self.wrote or self.state.must_be_full:
             self.state = UpdateState("torn", why[:200], must_be_full=True)
         else:
             self.state = UpdateState()
@@ -226,10 +240,15 @@ class Controls:
         self._mode = order.mode
         self._engine.finish_steps()
         if order.mode == "abort":
-            self._engine.abort_all()
+            self._engine.end_requests(None)
         if order.clear_cache and order.mode != "keep":
             self._engine.clear_cache()
         return True
+
+    def _end_requests(self, order: orders.EndRequestsCommand) -> int:
+        """Returns the number of requests that were there."""
+        self._engine.finish_steps()
+        return self._engine.end_requests(order.request_ids)
 
     def _resume(self, order: orders.ResumeCommand) -> None:
         self._mode = ""
@@ -319,6 +338,8 @@ def _put(named: tuple[str, Tensor], owned: bool, worker: Worker) -> None:
     worker.incoming.put(*named, owned)
 
 
-def _begin(worker: Worker) -> None:
+def _begin(worker: Worker, draft: bool = False) -> None:
     worker.finish_store()
-    worker.incoming = Incoming(worker.model, worker.platform)
+    part = worker.drafter if draft else worker.main
+    assert part is not None, "it was looked for"
+    worker.incoming = Incoming(part.model, worker.platform)

@@ -20,6 +20,12 @@ class ResumeCommand(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
+class EndRequestsCommand(msgspec.Struct, tag=True, array_like=True):
+    """Ends requests; their last outputs have finish_reason "abort". None: all."""
+
+    request_ids: list[str] | None = None
+
+
 class RecomputeCommand(msgspec.Struct, tag=True, array_like=True):
     """Empties the prefix cache, and has running requests computed again."""
 
@@ -31,7 +37,7 @@ class InitTransferCommand(msgspec.Struct, tag=True, array_like=True):
 
 
 class StartUpdateCommand(msgspec.Struct, tag=True, array_like=True):
-    pass
+    draft: bool = False  # of the draft model (or head) alone
 
 
 class ReceiveWeightsCommand(msgspec.Struct, tag=True, array_like=True):
@@ -72,6 +78,7 @@ class CallWorkersCommand(msgspec.Struct, tag=True, array_like=True):
 WeightOrder = (
     PauseCommand
     | ResumeCommand
+    | EndRequestsCommand
     | RecomputeCommand
     | InitTransferCommand
     | StartUpdateCommand

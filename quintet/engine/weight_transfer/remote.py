@@ -63,9 +63,7 @@ class RemoteControls:
             self.refusal = ""
         if isinstance(order, orders.StartUpdateCommand | orders.FinishUpdateCommand | orders.FailUpdateCommand):
             self.is_open = isinstance(order, orders.StartUpdateCommand)
-        if isinstance(order, orders.CallWorkersCommand):
-            return [value for result in results for value in result]
-        return all(results) if isinstance(order, orders.PauseCommand) else results[0]
+        return combine_results(order, results)
 
     def _failed(self, order: orders.WeightOrder, error: Exception) -> None:
         why = str(error)
@@ -77,6 +75,15 @@ class RemoteControls:
             self.refusal = TORN.format(why) if wrote else ""
         elif isinstance(order, orders.FinishUpdateCommand):
             self.refusal = TORN.format(why)
+
+
+def combine_results(order: orders.WeightOrder, results: Sequence[Any]) -> Any:
+    """Returns the result of an order of the results of all engines."""
+    if isinstance(order, orders.CallWorkersCommand):
+        return [value for result in results for value in result]
+    if isinstance(order, orders.EndRequestsCommand):
+        return sum(results)
+    return all(results) if isinstance(order, orders.PauseCommand) else results[0]
 
 
 TORN = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from quintet.media.children import shown_error
 from quintet.media.decoding.jobs import MAX_PIXELS, WHITE, Refused
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def decode_image(source: BinaryIO, background: tuple[int, int, int] = WHITE) -> 
             image = Image.open(source, formats=known)
         except UnidentifiedImageError:
             raise Refused(_NO_IMAGE) from None
+        except Image.DecompressionBombError as error:  # over twice as many pixels
+            raise Refused(f"it has too many pixels ({shown_error(error)}); send a smaller one") from None
         check_size(*image.size)
         image.load()
         return rgb_array(image, background)

@@ -83,7 +83,7 @@ def _target(url: str, rules: FetchRules) -> _Target:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-        name = host if ":" in host else host.rstrip(".").encode("idna").decode().lower()
+        name = host if ":" in host else host.removesuffix(".").encode("idna").decode().lower()
     except (ValueError, UnicodeError) as error:
         raise MediaError(f"its URL is damaged: {str(error)[:200]}; write https://host/path") from None
     if parts.scheme not in _PORTS or not name:

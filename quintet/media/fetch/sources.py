@@ -69,10 +69,11 @@ def _read_file(path: Path, most: int) -> bytes:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError):
         raise _no_file() from None
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(number)
+        raise _no_file()
     with os.fdopen(number, "rb") as file:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode):
-            raise _no_file()
         if status.st_size > most:
             raise MediaError(f"it has {status.st_size} bytes, and {most} is the most; give a smaller file")
         content = file.read(most + 1)

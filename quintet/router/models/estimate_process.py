@@ -10,8 +10,9 @@ import msgspec
 
 from quintet.common.processes import follow_parent, read_orders
 from quintet.config import EngineConfig, read_environment
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.memory_planner import MemoryPlan
-from quintet.engine.startup import EnginePlan, prepare
+from quintet.engine.startup import prepare
 from quintet.hub.resolve import resolve_model
 from quintet.model_loader.external_loaders import STORE_SCHEMES
 from quintet.model_loader.weight_files import weights_of

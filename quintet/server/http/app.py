@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quintet.server.config import ServerConfig
 from quintet.server.http import openapi
 from quintet.server.http.admin import health as alive
-from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info, training
+from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info, training, workers
 from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
@@ -68,6 +68,7 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
     asked_for = {
         sleep: settings.enable_sleep_mode,
         training: settings.enable_rl_routes,
+        workers: settings.enable_rl_routes,
         load: settings.enable_server_load_tracking,
         tokenizer_info: settings.enable_tokenizer_info_endpoint,
         profile: bool(service.profiles),

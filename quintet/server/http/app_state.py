@@ -1,6 +1,7 @@
 """State that all routes of one API process share: the engine, the settings, and the running calls."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 
@@ -27,6 +28,7 @@ from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
 from quintet.server.tracing import make_tracer
 
+logger = logging.getLogger(__name__)
 TIMEOUT_HEADER = "x-request-timeout"
 
 
@@ -213,4 +215,10 @@ def _process_share(settings: ServerConfig) -> RequestCost:
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
     largest = max(settings.max_body_bytes, settings.max_upload_bytes)
+    if settings.max_queued_bytes < largest:
+        name = "max_upload_bytes" if largest == settings.max_upload_bytes else "max_body_bytes"
+        logger.warning(
+            "max_queued_bytes is %d, less than the largest body, %d (%s): bodies of %d bytes are taken; lower %s too",
+            settings.max_queued_bytes, largest, name, largest, name,
+        )  # fmt: skip
     return share._replace(characters=max(share.characters, largest), body_bytes=max(share.body_bytes, largest))

@@ -15,7 +15,7 @@ from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.lora.request import LoRAReference
-from quintet.outputs import RequestOutput
+from quintet.outputs import RequestOutput, child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import SubmitRequest
@@ -158,6 +158,16 @@ class EngineCall:
         self._events.put_nowait(why)
         if self._side_task is not None:
             self._side_task.cancel()
+
+    @property
+    def name(self) -> str:
+        """The request's name, which its answer has; "" for one that goes on without its client."""
+        return "" if self._http is None else str(self._http.scope["state"]["tally"].request_id)
+
+    def engine_ids(self) -> list[str]:
+        """Returns the ids of its requests that run in the engine, one for each completion."""
+        running = self._running.items()
+        return [each for number, name in running for each in child_ids(name, self.requests[number].params.n)]
 
     async def peek(self) -> None:
         """Waits for the first output, so that a failure before it can still be an HTTP status."""

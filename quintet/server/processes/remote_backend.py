@@ -22,6 +22,7 @@ from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.media.items import MediaProcessor
+from quintet.media.processes.client import ProcessorProcess
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
@@ -62,6 +63,7 @@ class RemoteBackend:
         self._processor = OutputProcessor(None)
         self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
+        self._media_processor: ProcessorProcess | None = None
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
@@ -89,6 +91,8 @@ class RemoteBackend:
                 task.cancel()
         self._inbox.close(0)
         self._engines.close()
+        if self._media_processor is not None:
+            self._media_processor.close()
         self.peers.close()
         self.grammar_checks.close()
 
@@ -155,7 +159,12 @@ class RemoteBackend:
         self._take(self._processor.abort(request_id))
 
     def media_processor(self) -> MediaProcessor:
-        raise ValueError("this model takes text alone")
+        model = self.model_info.media_model
+        if model is None:
+            raise ValueError(self.model_info.no_media or "this model takes text alone")
+        if self._media_processor is None:
+            self._media_processor = ProcessorProcess(model)
+        return self._media_processor
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()

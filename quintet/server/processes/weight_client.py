@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.parallel.commands import OWN_FOLDER, ReloadCommand
 from quintet.engine.processes import messages as wire
 from quintet.engine.weight_transfer import orders
+from quintet.engine.weight_transfer.remote import combine_results
 from quintet.server.backend import EngineRefusal
 
 
@@ -32,5 +34,9 @@ class WeightClient:
             raise
         if isinstance(order, orders.FinishUpdateCommand | orders.PauseCommand | orders.RecomputeCommand):
             self._forget()
-        results = [msgspec.msgpack.decode(answer.result) for answer in answers]
-        return all(results) if isinstance(order, orders.PauseCommand) else results[0]
+        return combine_results(order, [msgspec.msgpack.decode(answer.result) for answer in answers])
+
+    async def reload(self) -> None:
+        """Has all engines read the weights of their folder again; EngineRefusal says why one did not."""
+        await self._order(ReloadCommand(OWN_FOLDER))
+        self._forget()

@@ -11,7 +11,19 @@ from quintet import LLM, AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from tests.helpers.checkpoints.whisper import (
-    DE, EN, EOT, NO_SPEECH, PROMPT, ROWS, SOT, TIMED, TRANSCRIBE, features_of, greedy, small_model, tone,
+    DE,
+    EN,
+    EOT,
+    NO_SPEECH,
+    PROMPT,
+    ROWS,
+    SOT,
+    TIMED,
+    TRANSCRIBE,
+    features_of,
+    greedy,
+    small_model,
+    tone,
 )  # fmt: skip
 from tests.helpers.platforms.null_engine import drain
 
@@ -295,6 +307,7 @@ def test_hostile_prompts_are_refused(served: LLM, name: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stages": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+    "numbers": ({"runner": "pooling"}, "runner"),
     "adapters": ({"enable_lora": True}, "enable_lora"),
     "embeddings": ({"enable_prompt_embeds": True}, "enable_prompt_embeds"),
     "offloading": ({"kv_offloading_size": 0.01}, "kv_offloading_size"),

@@ -92,7 +92,7 @@ class VersionSet(msgspec.Struct):
 @documents_route(answer=Sign, conflict=True)
 async def pause(http: HttpRequest, mode: Mode = "abort", clear_cache: ClearCache = True) -> Response:
     """Starts no more steps until /resume; requests that come wait."""
-    while not await _run(http, orders.PauseCommand(mode, clear_cache)):
+    while not await run_order(http, orders.PauseCommand(mode, clear_cache)):
         await asyncio.sleep(POLL_SECONDS)
     return json_response(Sign("paused"))
 
@@ -101,7 +101,7 @@ async def pause(http: HttpRequest, mode: Mode = "abort", clear_cache: ClearCache
 @documents_route(answer=Sign, conflict=True)
 async def resume(http: HttpRequest) -> Response:
     """Ends a pause."""
-    await _run(http, orders.ResumeCommand())
+    await run_order(http, orders.ResumeCommand())
     return json_response(Sign("resumed"))
 
 
@@ -127,7 +127,7 @@ async def get_world_size(http: HttpRequest, include_dp: IncludeDP = True) -> Res
 async def init_weight_transfer_engine(http: HttpRequest) -> Response:
     """Opens the way by which tensors come. Returns once the trainer has answered."""
     body = await read_body(http, InitTransfer)
-    await _run(http, orders.InitTransferCommand(body.init_info))
+    await run_order(http, orders.InitTransferCommand(body.init_info))
     return json_response(Message("Weight transfer initialized"))
 
 
@@ -135,8 +135,16 @@ async def init_weight_transfer_engine(http: HttpRequest) -> Response:
 @documents_route(answer=Message, conflict=True)
 async def start_weight_update(http: HttpRequest) -> Response:
     """Begins an update: no step runs until it is finished."""
-    await _run(http, orders.StartUpdateCommand())
+    await run_order(http, orders.StartUpdateCommand())
     return json_response(Message("Weight update started"))
+
+
+@router.post("/start_draft_weight_update")
+@documents_route(answer=Message, conflict=True)
+async def start_draft_weight_update(http: HttpRequest) -> Response:
+    """Begins an update of the draft model's weights, by the names of its own checkpoint."""
+    await run_order(http, orders.StartUpdateCommand(draft=True))
+    return json_response(Message("Draft weight update started"))
 
 
 @router.post("/update_weights")
@@ -144,7 +152,7 @@ async def start_weight_update(http: HttpRequest) -> Response:
 async def update_weights(http: HttpRequest) -> Response:
     """Takes tensors by their names in the checkpoint's files. May be called again until the update is finished."""
     body = await read_body(http, UpdateWeights)
-    await _run(http, orders.ReceiveWeightsCommand(body.update_info))
+    await run_order(http, orders.ReceiveWeightsCommand(body.update_info))
     return json_response(Message("Weights updated"))
 
 
@@ -154,8 +162,8 @@ async def finish_weight_update(http: HttpRequest) -> Response:
     """Ends an update, on all engines or on none. The body may be left out."""
     body = await _optional_body(http, FinishUpdate)
     version = _version(body.weight_version)
-    await _run(http, orders.CheckUpdateCommand(bool(body.partial)))
-    await _run(http, orders.FinishUpdateCommand(version, bool(body.keep_kv)))
+    await run_order(http, orders.CheckUpdateCommand(bool(body.partial)))
+    await run_order(http, orders.FinishUpdateCommand(version, bool(body.keep_kv)))
     return json_response(Message("Weight update finished"))
 
 
@@ -164,7 +172,7 @@ async def finish_weight_update(http: HttpRequest) -> Response:
 async def update_weight_version(http: HttpRequest) -> Response:
     """Names the weights that are served."""
     body = await read_body(http, NewVersion)
-    await _run(http, orders.SetVersionCommand(_version(body.new_version) or ""))
+    await run_order(http, orders.SetVersionCommand(_version(body.new_version) or ""))
     return json_response(VersionSet(True, body.new_version))
 
 
@@ -176,7 +184,8 @@ async def weight_info(http: HttpRequest) -> Response:
     return json_response(WeightInfo("" if stats is None else stats.weights.weight_version))
 
 
-async def _run(http: HttpRequest, order: orders.WeightOrder) -> Any:
+async def run_order(http: HttpRequest, order: orders.WeightOrder) -> Any:
+    """Has all engines carry out an order. ApiError 409 says why one did not."""
     try:
         return await app_state_of(http).backend.weights.run(order)
     except EngineRefusal as error:

@@ -19,7 +19,8 @@ PUBLIC_PATHS = ("/health", "/ready")
 ADMIN_PATHS = (
     "/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile", "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
-    "/update_weights", "/finish_weight_update", "/update_weight_version",
+    "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version",
+    "/abort_requests", "/weight_checker", "/collective_rpc",
 )  # fmt: skip
 _READ_METHODS = ("GET", "HEAD")
 OWNER_HEADER = "x-quintet-owner"  # a router's name for its caller; in an answer: the server separates owners by it

@@ -172,7 +172,7 @@ class _CompletionAnswer:
         choice.text = text + choice.text
         if self._body.logprobs is None:
             return []
-        scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+        scores: Sequence[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         line.offsets = Offsets(len(text))
         return [ScoredTokens(output.prompt_token_ids, scores, Offsets(), sampled=False)]
 

@@ -10,7 +10,10 @@ from quintet.sampling_params import SamplingParams
 from quintet.server.http.inputs.body import Body, UnsupportedField
 
 # Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
-_EXCLUDED = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
+_EXCLUDED = (
+    "max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs", "flat_logprobs",
+    "trace_decode_token_ids",
+)  # fmt: skip
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
 _PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _EXCLUDED)
@@ -110,7 +113,7 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
     "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids, which are not there", (0,)),
     "routed_experts_prompt_start": UnsupportedField("the routed experts of a token are not returned", (0,)),
     "trace_decode_token_ids": UnsupportedField(
-        "outputs are drawn; for the log-probabilities of given ones use prompt_logprobs"
+        "it is there offline alone (SamplingParams); for the log-probabilities of given tokens use prompt_logprobs"
     ),
     "skip_reading_prefix_cache": UnsupportedField("give a cache_salt of its own, which finds nothing there", (False,)),
 }

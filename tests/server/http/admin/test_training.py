@@ -10,7 +10,8 @@ from tests.server.http.serving import client
 ON = {"enable_rl_routes": True}
 POSTS = (
     *("/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
-    *("/finish_weight_update", "/update_weight_version"),
+    *("/finish_weight_update", "/update_weight_version", "/start_draft_weight_update"),
+    *("/abort_requests", "/weight_checker", "/collective_rpc"),
 )
 
 
@@ -32,6 +33,7 @@ async def test_an_update_as_vllms_client_sends_it() -> None:
             ("/pause?mode=keep", None, {"status": "paused"}),
             ("/init_weight_transfer_engine", {"init_info": group}, {"message": "Weight transfer initialized"}),
             ("/start_weight_update", None, {"message": "Weight update started"}),
+            ("/start_draft_weight_update", None, {"message": "Draft weight update started"}),
             ("/update_weights", {"update_info": names}, {"message": "Weights updated"}),
             ("/finish_weight_update", None, {"message": "Weight update finished"}),
             ("/finish_weight_update", {"weight_version": "7", "partial": True}, {"message": "Weight update finished"}),
@@ -42,7 +44,8 @@ async def test_an_update_as_vllms_client_sends_it() -> None:
             assert answered.status_code == 200 and answered.json() == answer
     assert backend.weights.ran == [
         orders.PauseCommand("keep"), orders.InitTransferCommand(group), orders.StartUpdateCommand(),
-        orders.ReceiveWeightsCommand(names), orders.CheckUpdateCommand(), orders.FinishUpdateCommand(),
+        orders.StartUpdateCommand(draft=True), orders.ReceiveWeightsCommand(names),
+        orders.CheckUpdateCommand(), orders.FinishUpdateCommand(),
         orders.CheckUpdateCommand(True), orders.FinishUpdateCommand("7"), orders.SetVersionCommand("8"),
         orders.ResumeCommand(),
     ]  # fmt: skip
