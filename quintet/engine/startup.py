@@ -120,7 +120,7 @@ def _decide(
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
-    images = pictures(config, facts, platform.name, Checkpoint(place, whole, bool(backend)))
+    images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
@@ -141,7 +141,7 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length, images.levels)
+    rows = row_store_sizes(config, facts, platform.name, length, images.levels, images.whole_runs)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))

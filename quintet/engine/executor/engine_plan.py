@@ -64,7 +64,9 @@ class EnginePlan:
         """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
         model = self.ranks.workers[0].model
         types = model.uses_token_types and self.pooling is not None
-        there = {"embed_indices": self.sizes.row_store is not None, "token_type_ids": types}
+        rows = self.sizes.row_store
+        there = {"embed_indices": rows is not None, "token_type_ids": types}
+        there["until"] = rows is not None and rows.whole_runs
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
 
     @property
