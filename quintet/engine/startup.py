@@ -115,10 +115,7 @@ def _decide(
 ) -> EnginePlan:
     facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
-    whole, backend = read_model(config, place, platform.models)
-    if backend and facts.ops_only:
-        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
-    reasons += [backend] if backend else []
+    whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
@@ -168,6 +165,17 @@ def _decide(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler, images,
     )  # fmt: skip
+
+
+def _read_model(
+    config: EngineConfig, place: Path, facts: Capabilities, platform: Platform, reasons: list[str]
+) -> tuple[Any, str]:
+    """Reads the model's configuration -> it, and why transformers' code computes the model; "" where ours does."""
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.ops_only:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
+    return whole, backend
 
 
 def _fit_config(

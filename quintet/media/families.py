@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class MediaFamily:
-    """How pictures come into a wrapper of one model_type."""
+    """Facts about the pictures of a wrapper, by its model_type."""
 
     fields: tuple[str, ...]  # of what the image processor gives: the arguments of get_image_features()
     nested: bool = False  # the fields' first axis is of prompts, and the second of pictures or their tiles
@@ -45,7 +45,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class MediaModel:
-    """What a model takes beside text, as the processes that admit requests must know it. Plain data."""
+    """Media that a model takes, for the processes that admit requests. Plain data."""
 
     model_type: str
     folder: str  # of the processor's files

@@ -76,12 +76,12 @@ class EnginePlan:
 
     @property
     def media(self) -> MediaModel | None:
-        """What a process that admits requests must know of pictures; None: they are refused."""
+        """Facts about pictures for processes that admit requests; None: they are refused."""
         return self.pictures.model(self.config, self.folder, self.sizes.row_store)
 
     @property
     def taken_media(self) -> MediaInput | SpeechInput | str:
-        """How prompts of the Python API get media; text says why they may have none."""
+        """Input of media for prompts of the Python API, or why they may have none."""
         return taken_media(self.config, self.media, self.encoder, self.pictures.why)
 
     @property

@@ -35,9 +35,9 @@ def row_store_sizes(
         )
     rows = config.encoder_cache_rows
     if rows is None:
-        whole = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
+        prompt = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
         media = min(2 * max_model_len, MEDIA_ROWS) if levels else 0
-        rows = max(config.max_num_batched_tokens, whole, media, 2 * EMBEDS_ROWS)
+        rows = max(config.max_num_batched_tokens, prompt, media, 2 * EMBEDS_ROWS)
     return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, whole, max(1, levels))
 
 
