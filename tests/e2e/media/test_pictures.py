@@ -107,8 +107,7 @@ def test_requests_that_are_preempted_go_on_with_their_pictures(made: Made) -> No
     llm = opened(made, enable_prefix_caching=False)
     want = [tokens(llm, [each], long)[0] for each in prompts]
     size = max(len(each.prompt_token_ids or ()) for each in llm.generate(prompts, GREEDY, use_tqdm=False))
-    groups = len(llm._client.engine.scheduler.kv_cache_manager.groups)  # type: ignore[union-attr]
-    pages = 2 + groups * -(-(size + 40) // 16)
+    pages = 1 + llm._client.engine_plan.memory_plan.model_memory.pages_for(size + 40, 16)  # the longest fits alone
     few = opened(made, num_pages=pages, kv_cache_memory_bytes=None, max_model_len=size + 40)
     assert tokens(few, prompts, long) == want
     assert few.get_stats()["num_preemptions"] > 0
