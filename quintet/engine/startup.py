@@ -113,13 +113,11 @@ def _decide(
     reasons: list[str],
     meeting: ranking.ParallelGroup | None = None,
 ) -> EnginePlan:
-    facts, platform, place = chosen.capabilities, chosen.platform(config), resolve_config(config, folder)
-    whole, backend = read_model(config, place, platform.models)
-    if backend and facts.ops_only:
-        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
-    reasons += [backend] if backend else []
+    facts, platform = chosen.capabilities, chosen.platform(config)
+    place = resolve_config(config, folder)
+    whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
-    images = pictures(config, facts, platform.name, Checkpoint(place, whole, bool(backend)))
+    images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
@@ -140,7 +138,7 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length, images.levels)
+    rows = row_store_sizes(config, facts, platform.name, length, images.levels, images.whole_runs)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
@@ -173,6 +171,17 @@ def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup)
     first = ranks.workers[0]
     described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
     return [*ranking.describe_ranks(config, facts, ranks), *described]
+
+
+def _read_model(
+    config: EngineConfig, place: Path, facts: Capabilities, platform: Platform, reasons: list[str]
+) -> tuple[Any, str]:
+    """Reads the model's configuration -> it, and why transformers' code computes the model; "" where ours does."""
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.ops_only:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
+    return whole, backend
 
 
 def _fit_config(
