@@ -276,7 +276,7 @@ class RemoteBackend:
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
             encoder=served.encoder,
-            whole_runs=served.media is not None and served.media.family.bidirectional,
+            whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
