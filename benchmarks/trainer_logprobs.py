@@ -39,7 +39,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
 }
-DRAWS = 4  # of each prompt
 
 
 def as_checkpoint(model: str, folder: str) -> str:
@@ -48,30 +47,37 @@ def as_checkpoint(model: str, folder: str) -> str:
     if file.suffix != ".gguf":
         return model
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    written = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    written.save_pretrained(folder)
+    model_of_file = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    if hasattr(model_of_file.config, "quantization_config"):
+        del model_of_file.config.quantization_config  # its weights are floats now
+    model_of_file.config.save_pretrained(folder)
+    save_file(
+        {name: each.detach().contiguous() for name, each in model_of_file.named_parameters()},
+        Path(folder) / "model.safetensors",
+    )
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     return folder
 
 
-def drawn(model: str, form: dict[str, Any], max_tokens: int) -> list[SequenceScores]:
+def drawn(model: str, form: dict[str, Any], draws: int, max_tokens: int) -> list[SequenceScores]:
     """Sequences of an engine, with its log-probabilities of the tokens that it drew."""
     with LLM(model, device="cpu", max_model_len=1024, kv_cache_memory_bytes="256M", use_tqdm=False, **form) as llm:
         tokenizer = llm._client.tokenizer
         assert tokenizer is not None
         prompts = default_prompts(tokenizer, 1023 - max_tokens)
-        cases = [Case(prompt, seed) for prompt in prompts for seed in range(1, DRAWS + 1)]
+        cases = [Case(prompt, seed) for prompt in prompts for seed in range(1, draws + 1)]
         return EngineScores(llm, max_tokens).batched(cases)
 
 
-def rows(model: str, names: Sequence[str], max_tokens: int) -> list[dict[str, Any]]:
+def rows(model: str, names: Sequence[str], draws: int, max_tokens: int) -> list[dict[str, Any]]:
     """Differences of each form; the trainer's model is loaded once."""
     found = {}
     for name in names:
         print(f"drawing: {name}", file=sys.stderr, flush=True)
-        found[name] = drawn(model, FORMS[name], max_tokens)
+        found[name] = drawn(model, FORMS[name], draws, max_tokens)
     flat = [each for name in names for each in found[name]]
     trainers = score(EngineConfig(model, device="cpu"), flat)
     listed, start = [], 0
@@ -97,16 +103,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUNDLED, help="folder, or GGUF file")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--draws", type=int, default=4, help="outputs of each prompt")
     parser.add_argument("--max-tokens", type=int, default=64, help="of each output")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        listed = rows(as_checkpoint(args.model, folder), args.forms, args.max_tokens)
+        listed = rows(as_checkpoint(args.model, folder), args.forms, args.draws, args.max_tokens)
     print(table(listed))
     if args.out is not None:
         head = {"date": date.today().isoformat(), "model": Path(args.model).name, "max_tokens": args.max_tokens}
-        args.out.write_text(json.dumps({**head, "draws_of_a_prompt": DRAWS, "rows": listed}, indent=1) + "\n")
+        args.out.write_text(json.dumps({**head, "draws_of_a_prompt": args.draws, "rows": listed}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,12 @@ rule in tests/rules holds all of them together. What no file says stands here: n
 another's, and what is left out.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import nn
@@ -18,6 +21,7 @@ from transformers.models.auto import modeling_auto
 from quintet.conformance.features import CLAIMS
 from quintet.engine.platform_support import SUPPORT_FILE as TABLE
 from quintet.engine.platform_support import Support, read
+from quintet.hub.hf_config import read_config
 from quintet.interface.platform import SingleRank
 from quintet.interface.types import StateSpec
 from quintet.layers import blocks
@@ -35,8 +39,10 @@ from quintet.quantize.targets import UnusedMixer
 from quintet_tools.checkpoints import encoders
 from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
+from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
+from scripts.reference_pages.gguf_table import gguf_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -76,6 +82,7 @@ ALSO = {
     "qwen3_omni_moe_text": "text of Qwen3-Omni",
     "qwen3_vl_moe_text": "text of Qwen3-VL with experts",
     "qwen3_vl_text": "text of Qwen3-VL",
+    "whisper": "all sizes, `.en`; CTranslate2's folders, too ([speech.md](speech.md))",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # what a report shows first of families that give hidden states alone
@@ -135,7 +142,8 @@ def page() -> str:
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
     after = AFTER_IMAGES.format(until=REFUSED["paligemma"])
-    return HEAD + head + "\n".join(rows) + MIDDLE + _images() + after + "\n".join(left) + "\n" + END
+    shown = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
+    return HEAD + head + shown + after + "\n".join(left) + "\n" + END
 
 
 def _images() -> str:
@@ -192,6 +200,8 @@ def _first_line(kind: str) -> tuple[str, str]:
 
 def _config(kind: str) -> Any:
     """Of the family's first small model."""
+    if kind in ENCODER_DECODERS:
+        return read_config(kind, ENCODER_DECODERS[kind], ROOT / "config.json")
     if kind in ENCODERS:
         return encoders.configured(kind, next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
@@ -205,6 +215,8 @@ def _classes(kind: str) -> str:
         return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
+    if kind in ENCODER_DECODERS:
+        return f"`{modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[kind]}`"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
@@ -242,6 +254,8 @@ def _attention(specs: list[Any]) -> list[str]:
     names["chunk"] = "chunks in some layers"
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
     found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
+    found += ["attention to an encoder's rows"] if any(getattr(spec, "source", "") == "cross" for spec in specs) else []
+    specs = [spec for spec in specs if getattr(spec, "source", "") != "cross"]
     return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
 
 

@@ -3,9 +3,10 @@
     python examples/training/grpo.py
     python examples/training/grpo.py --steps 10 --output trained.json
 
-The model is to add three numbers, for which it was not trained. A step draws SUMS sums, samples GROUP answers of each,
-and gives 1 to an answer that is right. Answers that are better than the others of their group become likelier. The
-engine then takes the new weights and samples the next step with them.
+The model is to double numbers. It was not trained for that: it can add two numbers, and now and then it does so when it
+is asked for a double. A step draws NUMBERS numbers, samples GROUP answers for each, and gives 1 to an answer that is
+right. Answers that are better than the others of their group become likelier. The engine then takes the new weights,
+and the next step is sampled with them.
 """
 
 import argparse
@@ -22,24 +23,20 @@ import quintet
 from quintet import LLM, SamplingParams
 
 MODEL = Path(quintet.__file__).parent / "bundled"
-SUMS, GROUP = 8, 8  # of a step; answers of each sum
+NUMBERS, GROUP = 8, 8  # of a step; answers for each number
 MAX_TOKENS = 24
 CLIP = 0.2  # of the ratio of probabilities
-RATE = 1e-4  # of learning
+RATE = 5e-5  # of learning
 
 
-def draw_sums(rng: random.Random, count: int) -> list[tuple[list[dict[str, str]], int]]:
-    """Conversations that ask for a sum, and the sums."""
-    found = []
-    for _ in range(count):
-        numbers = [rng.randrange(10) for _ in range(3)]
-        question = f"What is {numbers[0]} + {numbers[1]} + {numbers[2]}?"
-        found.append(([{"role": "user", "content": question}], sum(numbers)))
-    return found
+def draw_tasks(rng: random.Random) -> list[tuple[list[dict[str, str]], int]]:
+    """Conversations that ask for a double, and the doubles."""
+    numbers = [rng.randrange(50) for _ in range(NUMBERS)]
+    return [([{"role": "user", "content": f"What is double {number}?"}], 2 * number) for number in numbers]
 
 
 def reward(text: str, right: int) -> float:
-    """1 if the last number of the text is the sum."""
+    """1 if the last number of the text is the double."""
     words = "".join(letter if letter.isdigit() else " " for letter in text).split()
     return float(bool(words) and words[-1] == str(right))
 
@@ -71,13 +68,13 @@ def train(steps: int, seed: int = 0) -> list[dict[str, float]]:
     history = []
     with LLM("bundled", device="cpu", dtype="float32", kv_cache_memory_bytes="64M", use_tqdm=False) as llm:
         for step in range(steps):
-            sums = draw_sums(rng, SUMS)
+            tasks = draw_tasks(rng)
             params = SamplingParams(
                 temperature=1, n=GROUP, max_tokens=MAX_TOKENS, logprobs=0, seed=rng.randrange(2**31)
             )
-            outputs = llm.chat([conversation for conversation, _ in sums], params, use_tqdm=False)
+            outputs = llm.chat([conversation for conversation, _ in tasks], params, use_tqdm=False)
             prompts, answers, old, rewards, better = [], [], [], [], []
-            for output, (_, right) in zip(outputs, sums, strict=True):
+            for output, (_, right) in zip(outputs, tasks, strict=True):
                 group = [reward(each.text, right) for each in output.outputs]
                 rewards += group
                 better += advantages(group)
@@ -107,7 +104,7 @@ def train(steps: int, seed: int = 0) -> list[dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="file for the history, in JSON")
     args = parser.parse_args()

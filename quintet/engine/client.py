@@ -30,6 +30,7 @@ from quintet.engine.startup import launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
+from quintet.media.input import MediaInput
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -241,6 +242,8 @@ class EngineClient:
         self.engine.abort(self.output_processor.fail("the engine was closed").aborts)
         self.engine.close()
         self.adapters.close()
+        if isinstance(self.media, MediaInput):
+            self.media.close()
         self.grammars.close()
         self.engine_plan.ranks.close()
 

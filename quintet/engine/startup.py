@@ -113,9 +113,11 @@ def _decide(
     reasons: list[str],
     meeting: ranking.ParallelGroup | None = None,
 ) -> EnginePlan:
-    facts, platform = chosen.capabilities, chosen.platform(config)
-    place = resolve_config(config, folder)
-    whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
+    facts, platform, place = chosen.capabilities, chosen.platform(config), resolve_config(config, folder)
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.ops_only:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
@@ -158,8 +160,7 @@ def _decide(
         sizes = sizes.with_length(plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
-    reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
+    reasons += [*describe_quantization(forms, ranks.workers[0]), *_descriptions(config, facts, ranks)]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
@@ -167,15 +168,11 @@ def _decide(
     )  # fmt: skip
 
 
-def _read_model(
-    config: EngineConfig, place: Path, facts: Capabilities, platform: Platform, reasons: list[str]
-) -> tuple[Any, str]:
-    """Reads the model's configuration -> it, and why transformers' code computes the model; "" where ours does."""
-    whole, backend = read_model(config, place, platform.models)
-    if backend and facts.ops_only:
-        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
-    reasons += [backend] if backend else []
-    return whole, backend
+def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
+    """Describes what ranks, experts and rows take."""
+    first = ranks.workers[0]
+    described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
+    return [*ranking.describe_ranks(config, facts, ranks), *described]
 
 
 def _fit_config(

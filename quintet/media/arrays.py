@@ -1,6 +1,7 @@
 """Media that a Python caller has decoded already: Pillow's images, arrays, tensors."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ _FORMS = {
 _MAX_RATE = 768_000  # samples a second
 
 
-def parts_of_data(data: Any, uuids: Any = None) -> list[MediaPart]:
+def parts_of_data(data: Any, uuids: Any = None, salt: str = "") -> list[MediaPart]:
     """Returns the media of a prompt's multi_modal_data: images, then videos, then recordings, each in order.
 
-    `uuids`: multi_modal_uuids, a name or None for each of a kind. MediaError says what is wrong.
+    `uuids`: multi_modal_uuids, a name or None for each of a kind; `salt` keeps the names of one tenant's media apart
+    from those of others. MediaError says what is wrong.
     """
     if not isinstance(data, Mapping):
         raise MediaError(f"it must be a dict such as {{'image': image}}, not {type(data).__name__}", "multi_modal_data")
@@ -41,7 +43,8 @@ def parts_of_data(data: Any, uuids: Any = None) -> list[MediaPart]:
             problem = f"it has {len(given_names)} names for {len(items)} items; give one, or None, for each"
             raise MediaError(problem, f"multi_modal_uuids.{kind}")
         for at, (item, uuid) in enumerate(zip(items, given_names, strict=True)):
-            parts.append(_part(kind, item, f"multi_modal_data.{key}[{at}]", uuid))
+            part = _part(kind, item, f"multi_modal_data.{key}[{at}]", uuid)
+            parts.append(replace(part, uuid=f"{salt}\0{part.uuid}") if part.uuid else part)
     return parts
 
 

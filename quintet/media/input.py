@@ -37,8 +37,8 @@ class MediaInput:
         """
         self.reader.check_counts([part.kind for part in parts])
         media = self.reader.read(parts, io_options)
-        if len(processor_options or {}) > MAX_PROCESSOR_OPTIONS:
-            raise ValueError(f"mm_processor_kwargs may have {MAX_PROCESSOR_OPTIONS} entries")
+        if not isinstance(processor_options, Mapping | None) or len(processor_options or {}) > MAX_PROCESSOR_OPTIONS:
+            raise ValueError(f"mm_processor_kwargs must be an object of at most {MAX_PROCESSOR_OPTIONS} entries")
         options = {**self.info.processor_options, **(processor_options or {})}
         if self._processor is None:
             self._processor = self._make()

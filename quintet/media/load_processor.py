@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from quintet.common.distribution import install_hint
 from quintet.media.families import MediaModel
 from quintet.media.processing import LONGEST, HFMediaProcessor
 
@@ -16,7 +17,7 @@ VIDEO = "video_processor"
 def load_processor(model: MediaModel) -> HFMediaProcessor:
     """Returns the processor of a model. Imports transformers, which takes seconds. ValueError says what is missing."""
     if importlib.util.find_spec("PIL") is None:
-        raise ValueError('images need Pillow, which is not installed: pip install "quintet-llm[image]"')
+        raise ValueError(f"images need the package pillow, which is not installed: {install_hint('image')}")
     try:
         return HFMediaProcessor(model, _processor(model))
     except (OSError, MemoryError):

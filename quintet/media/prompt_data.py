@@ -1,7 +1,6 @@
 """Media that a caller of the Python API gives beside a prompt: multi_modal_data, multi_modal_uuids and the like."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from quintet.media.arrays import parts_of_data
@@ -9,7 +8,7 @@ from quintet.media.errors import MediaError
 from quintet.media.input import MediaInput
 from quintet.media.items import ProcessedPrompt
 
-KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")  # of a prompt that is a dict
+KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")  # of a prompt that is a dict
 
 
 def process_prompt(
@@ -21,8 +20,7 @@ def process_prompt(
     if not isinstance(options, Mapping):
         raise ValueError(f"'mm_processor_kwargs' is of type {type(options).__name__}, and must be a dict")
     try:
-        parts = parts_of_data(given.get("multi_modal_data") or {}, given.get("multi_modal_uuids"))
-        named = [replace(each, uuid=f"{salt or ''}\0{each.uuid}") if each.uuid else each for each in parts]
-        return media.process(prompt, named, None, options) if named else None
+        parts = parts_of_data(given.get("multi_modal_data") or {}, given.get("multi_modal_uuids"), salt or "")
+        return media.process(prompt, parts, given.get("media_io_kwargs"), options) if parts else None
     except MediaError as error:
-        raise ValueError(f"{error.where}: {error}" if error.where else str(error)) from None
+        raise ValueError(f"{error.where or 'multi_modal_data'} cannot be used: {error}") from None

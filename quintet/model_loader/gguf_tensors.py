@@ -239,8 +239,9 @@ def _latent_kv(model: GGUFModel, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([k.transpose(1, 2), v], 1).flatten(0, 1)
 
 
-def _row(model: GGUFModel, x: Tensor) -> Tensor:
-    return x.reshape(1, -1)
+def _part(model: GGUFModel, x: Tensor, index: int) -> Tensor:
+    """One of a stack."""
+    return x[index]
 
 
 def _tiled(model: GGUFModel, x: Tensor) -> Tensor:
@@ -262,10 +263,10 @@ def _tiled_channels(model: GGUFModel, x: Tensor) -> Tensor:
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "same": _same,
     "flat": _flat,
-    "row": _row,
     "one_channel": _one_channel,
     "log_of_negative": _log_of_negative,
     "latent_kv": _latent_kv,
+    **{f"part {index}": functools.partial(_part, index=index) for index in range(3)},
     "tiled": _tiled,
     "tiled_columns": _tiled_columns,
     "tiled_channels": _tiled_channels,

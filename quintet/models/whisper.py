@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022) and Distil-Whisper: a decoder of text, whose layers read what an encoder hears."""
+"""Whisper (Radford et al. 2022), Distil-Whisper: a decoder of text whose layers read what an encoder hears."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -79,7 +79,7 @@ class WhisperForConditionalGeneration(CausalLM):
         source = "/model.decoder.embed_tokens" if build.ties_head(config) else "/lm_head"
         self.lm_head = LMHead(build, config.d_model, config.vocab_size, source)
 
-    canonical = staticmethod(canonical_name)  # type: ignore[assignment]  # no other name depends on the class
+    canonical = staticmethod(canonical_name)  # no other name depends on the class
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keys get a bias of zeros."""

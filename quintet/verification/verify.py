@@ -27,7 +27,7 @@ Open = Callable[..., "LLM"]  # opens the engine, with some settings changed
 
 @dataclass(frozen=True)
 class VerifySettings:
-    """What is compared: prompts (texts; ours if empty), tokens of each output, and differences that count as close."""
+    """Prompts (texts; ours if empty), tokens of each output, and differences that count as close."""
 
     prompts: Sequence[str] = ()
     max_tokens: int = 32

@@ -68,7 +68,10 @@ def is_media(part: Any) -> bool:
 
 
 def read_part(part: Mapping[str, Any], where: str) -> MediaPart:
-    """Returns the medium of a part whose type is among MEDIA_TYPES. ParameterError has the place and the reason."""
+    """Returns the medium of a part whose type is among MEDIA_TYPES. ParameterError has the place and the reason.
+
+    Its uuid is checked and not used: another caller may give the same name to another medium.
+    """
     kind = str(part["type"])
     known = (*_SHARED_KEYS, kind)
     _refuse_keys(part, known, where)
@@ -78,7 +81,7 @@ def read_part(part: Mapping[str, Any], where: str) -> MediaPart:
     if part.get(kind) is None:
         what = " (media are not kept by their uuid alone)" if uuid else ""
         raise ParameterError(f"{where}.{kind}", f"is missing{what}; give it", _INVALID)
-    return _READERS[kind](MEDIA_TYPES[kind], part[kind], where, uuid or "")
+    return _READERS[kind](MEDIA_TYPES[kind], part[kind], where)
 
 
 def _refuse_keys(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -87,7 +90,7 @@ def _refuse_keys(given: Mapping[str, Any], known: Collection[str], where: str) -
         refuse_unknown(f"key of {where}", map(str, wrong), known)
 
 
-def _read_url(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
+def _read_url(kind: str, given: Any, where: str) -> MediaPart:
     """A URL as text, or as {"url": ..., "detail": ...}."""
     name = f"{where}.{kind}_url"
     detail = None
@@ -102,14 +105,14 @@ def _read_url(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
         raise ParameterError(
             f"{name}.detail", f"must be one of {', '.join(DETAILS)}, not {str(detail)[:80]!r}", _INVALID
         )
-    return MediaPart(kind, where, given, uuid=uuid)
+    return MediaPart(kind, where, given)
 
 
 def _not_among(where: str, given: Any, known: Collection[str]) -> ParameterError:
     return ParameterError(where, f"must be one of {', '.join(known)}, not {str(given)[:80]!r}", _INVALID)
 
 
-def _read_audio(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
+def _read_audio(kind: str, given: Any, where: str) -> MediaPart:
     name = f"{where}.input_audio"
     data = given.get("data") if isinstance(given, Mapping) else None
     if not isinstance(data, str) or not data:
@@ -121,14 +124,14 @@ def _read_audio(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
             f"{name}.format", f"must be one of {', '.join(AUDIO_FORMATS)}, not {str(form)[:80]!r}", _INVALID
         )
     url = data if data.startswith("data:") else f"data:audio/{form};base64,{data}"
-    return MediaPart(kind, where, url, uuid=uuid)
+    return MediaPart(kind, where, url)
 
 
-def _read_embeds(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
-    return MediaPart(kind, where, embeds=given, uuid=uuid)
+def _read_embeds(kind: str, given: Any, where: str) -> MediaPart:
+    return MediaPart(kind, where, embeds=given)
 
 
-def _read_pil(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
+def _read_pil(kind: str, given: Any, where: str) -> MediaPart:
     """A Pillow image of a Python caller."""
     if isinstance(given, (str, Mapping, list, int, float)):
         raise ParameterError(
@@ -138,12 +141,12 @@ def _read_pil(kind: str, given: Any, where: str, uuid: str) -> MediaPart:
     from quintet.media.errors import MediaError
 
     try:
-        return image_part(given, where, uuid)
+        return image_part(given, where)
     except MediaError as error:
         raise media_error(error, where) from None
 
 
-_READERS: dict[str, Callable[[str, Any, str, str], MediaPart]] = {
+_READERS: dict[str, Callable[[str, Any, str], MediaPart]] = {
     **dict.fromkeys(("image_url", "video_url", "audio_url"), _read_url),
     **dict.fromkeys(("image_embeds", "audio_embeds"), _read_embeds),
     "input_audio": _read_audio,

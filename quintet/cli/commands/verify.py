@@ -23,7 +23,7 @@ NO_REFERENCE = "none"
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What is compared, and how much may differ."""
+    """Other side of the comparison, and differences that count as close."""
 
     against: str | None = option(
         None, optional(server_address.server_url), "compare with the OpenAI-compatible server at this address",

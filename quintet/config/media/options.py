@@ -1,10 +1,10 @@
 """Options of images, video and audio in prompts: how many, from where, and how they are decoded."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from quintet.common.suggestions import refuse_unknown
 from quintet.common.value_parsers import Parse, boolean, json_object, list_of, optional, text
@@ -15,6 +15,7 @@ MAX_ITEMS = 10_000
 # of vLLM's long form of a limit: sizes of an example that its memory is measured with, which changes nothing here
 _EXAMPLE_SIZES = ("num_frames", "width", "height", "length")
 _GROUP = "media"
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?|[0-9a-f:.]{2,45}")  # a name, or an address
 
 
 def _limits(value: Any) -> dict[str, int]:
@@ -49,12 +50,11 @@ def _domain(value: Any) -> str:
     """A host's name in lower case, as URLs have it."""
     name = text(value).strip().lower().removesuffix(".")
     try:
-        parts = urlsplit(f"//{name}")
-        plain = parts.hostname == name and not parts.username
-        if plain:
-            return name.encode("idna").decode()
-    except (ValueError, UnicodeError):
-        pass
+        name = name if ":" in name else name.encode("idna").decode()
+    except UnicodeError:
+        name = ""
+    if _HOST.fullmatch(name):
+        return name
     raise ValueError(f"must be names of hosts such as images.example.com, without https:// and port, not {value!r}")
 
 

@@ -237,7 +237,6 @@ ARGUMENTS: Mapping[str, str] = {
     "prompt_adapter_request": "vLLM has taken prompt adapters out; use lora_request with a LoRA adapter",
     "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
     "multi_modal_data": "give {'prompt': text, 'multi_modal_data': {'image': image}} as the prompt",
-    "mm_processor_kwargs": "put it beside 'multi_modal_data' into the prompt's dict",
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
     "tokenization_kwargs": "use SamplingParams(truncate_prompt_tokens=...), or tokenize first and give token ids",
     "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",

@@ -26,6 +26,7 @@ def check_encoder_settings(config: EngineConfig, family: type[ModelBase], model_
     speculative = config.speculative_config
     drafts = speculative is not None and speculative.method not in ("ngram", "suffix")
     wanted = {
+        "runner": config.runner == "pooling" and "it transcribes, and gives no numbers",
         "pipeline_parallel_size": config.pipeline_parallel_size > 1
         and "an encoder's rows are read by the layers of all stages; share each layer out (tensor_parallel_size)",
         "enable_lora": config.enable_lora and "adapters would change what its encoder gives, which requests share",

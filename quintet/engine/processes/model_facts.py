@@ -44,7 +44,9 @@ def served(prepared: EnginePlan) -> ModelInfo:
         media=media_limits(config, prepared.media),
         media_model=prepared.media,
         no_media=prepared.pictures.why,
+        dtype=str(prepared.sizes.dtype).removeprefix("torch."),
         max_loras=config.max_loras if config.enable_lora else 0,
+        max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
         num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
     )
 

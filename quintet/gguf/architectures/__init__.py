@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from quintet.common.suggestions import nearest_name
-from quintet.gguf.architectures import dense, gemma, gpt, hybrid, llama, mixtures, qwen
+from quintet.gguf.architectures import dense, encoders, gemma, gpt, hybrid, llama, mixtures, qwen
 from quintet.gguf.architectures.architecture import Architecture
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ArchitectureNames
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dense.ARCHITECTURES,
+    **encoders.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **gpt.ARCHITECTURES,
     **hybrid.ARCHITECTURES,

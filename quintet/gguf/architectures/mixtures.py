@@ -45,6 +45,23 @@ def _dots1(model: GGUFModel) -> Entries:
     return {"rope_parameters": rope(model), "attention_bias": query_bias(model), **everything, **grouped(model)}
 
 
+def _bailing2(model: GGUFModel) -> Entries:
+    """The file has the fields of the published code."""
+    known = grouped(model)
+    turned = rope(model, partial=True)
+    return {
+        **known,
+        "num_experts": known.pop("n_routed_experts"),
+        "num_shared_experts": known.pop("n_shared_experts"),
+        "rope_theta": turned["rope_theta"],
+        "partial_rotary_factor": turned["partial_rotary_factor"],
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "use_qkv_bias": query_bias(model),
+        "use_bias": False,
+    }
+
+
 def _deepseek_kind(model: GGUFModel) -> str:
     """V3 chooses experts by sigmoid, with a bias."""
     return "deepseek_v3" if _has_sigmoid(model) else "deepseek_v2"
@@ -168,6 +185,13 @@ _AFMOE = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": Architecture("afmoe", ArchitectureNames(_AFMOE, computed=bias_of_choice("mlp.expert_bias")), _afmoe),
+    "bailingmoe2": Architecture(
+        "bailing_moe_v2",
+        ArchitectureNames(
+            {**_SHARED, "attn_qkv": "self_attn.query_key_value"}, computed=bias_of_choice("mlp.gate.expert_bias")
+        ),
+        _bailing2,
+    ),
     "deepseek2": Architecture(
         _deepseek_kind,
         ArchitectureNames(

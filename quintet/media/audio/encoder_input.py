@@ -33,7 +33,7 @@ class SpeechInput:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         facts = f"{AUDIO} {features.shape}".encode()
-        digest = hashlib.blake2b(features, digest_size=DIGEST_BYTES, person=b"quintet-audio", key=facts).digest()
+        digest = hashlib.blake2b(features.data, digest_size=DIGEST_BYTES, person=b"quintet-audio", key=facts).digest()
         return MediaItem(AUDIO, digest, {FEATURES: WireArray.of(features)})
 
 
@@ -46,7 +46,7 @@ def _samples(audio: Any, seconds: float, name: str) -> Samples:
         if len(audio) != 2:
             raise ValueError(f"{name}: 'audio' is a tuple of {len(audio)}; {_FORMS}")
         audio, rate = audio
-    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or rate % 1 != 0:  # NaN, too
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or float(rate) % 1 != 0:  # NaN, too
         raise ValueError(f"{name}: the rate of 'audio' is {str(rate)[:40]!r}, not a whole number of samples a second")
     rate = int(rate)
     if not MIN_RATE <= rate <= MAX_RATE:

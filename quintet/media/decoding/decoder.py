@@ -3,23 +3,17 @@ image does. A decoder that crashes or never ends is an error of that file alone.
 
 import logging
 import math
-import mmap
-import os
-import select
-import subprocess
-import tempfile
 import threading
-import time
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.common.processes import Child
 from quintet.media.children import CRASHES
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
-from quintet.media.decoding.worker import CPU_SECONDS, Orders
+from quintet.media.decoding.worker import CPU_SECONDS
 from quintet.media.errors import MediaError, MediaPackageMissing
+from quintet.media.file_child import FileChild
 from quintet.media.items import IMAGE
 
 logger = logging.getLogger(__name__)
@@ -28,7 +22,6 @@ PROCESSES = 2  # at a time; other files wait
 MAX_FILES = 256  # that one process decodes: what libraries leak ends with it
 PATIENCE = 4  # seconds of waiting for each second of processor time: other work goes before it
 _STARTING = 60.0  # seconds in which a process starts, on a busy machine
-_MAX_LINE = 2**14  # bytes of a report
 _TOO_MUCH = "it takes too much time or memory to decode; send a smaller one"
 _CRASHED = "its decoder crashed; convert it to PNG (images) or MP4 (videos)"
 
@@ -52,7 +45,7 @@ class MediaDecoder:
             except BaseException:
                 child.close()
                 raise
-            if child.num_files < MAX_FILES:
+            if child.num_orders < MAX_FILES:
                 with self._lock:
                     self._idle.append(child)
             else:
@@ -81,37 +74,20 @@ class MediaDecoder:
         return PATIENCE * CPU_SECONDS[job.kind] if self._timeout is None else self._timeout
 
 
-class _DecodingChild:
-    """A process, and the two files that it shares with this one."""
+class _DecodingChild(FileChild):
+    """A process that decodes."""
 
     def __init__(self) -> None:
-        self.num_files = 0
-        self._source, self._result = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-        files = self._source.fileno(), self._result.fileno()
-        self._child = Child(
-            "quintet.media.decoding.worker", Orders(*files), inherit=files, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    @property
-    def is_running(self) -> bool:
-        return self._child.exit is None
+        super().__init__("quintet.media.decoding.worker")
 
     def run(self, content: bytes, job: DecodeJob, seconds: float) -> tuple[NDArray[np.uint8], float] | MediaError:
         """Returns the array, or why the process refuses the file; it may be used again then.
 
         MediaError is raised if the file ends the process.
         """
-        self._source.seek(0)
-        self._source.truncate()
-        self._source.write(content)
-        self._source.flush()
-        starts = _STARTING if not self.num_files else 0.0
-        self.num_files += 1
-        self._child.tell(msgspec.json.encode(job) + b"\n")
-        line = self._line(seconds + starts)
+        line = self.ask(job, (content,), seconds + (0.0 if self.num_orders else _STARTING))
         if line is None:
-            raise self._ended()
+            raise self._failure()
         try:
             report = msgspec.json.decode(line, type=DecodeReport)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -122,38 +98,13 @@ class _DecodingChild:
             return MediaError(report.error)
         size, axes = math.prod(report.shape), 3 if job.kind == IMAGE else 4
         fits = len(report.shape) == axes and min(report.shape) > 0 and report.shape[-1] == 3 and size <= job.max_bytes
-        if not fits or not report.rate >= 0 or os.fstat(self._result.fileno()).st_size != size:
+        if not fits or not report.rate >= 0 or (pixels := self.result(size)) is None:
             raise MediaError(_CRASHED)  # a file may have taken the process over
-        with mmap.mmap(self._result.fileno(), size, access=mmap.ACCESS_READ) as pages:
-            return np.frombuffer(bytes(pages), np.uint8).reshape(report.shape), report.rate
+        return np.frombuffer(pixels, np.uint8).reshape(report.shape), report.rate
 
-    def _line(self, seconds: float) -> bytes | None:
-        """Returns the line that the process writes, None if it ends or takes longer."""
-        number, end, found = self._child.stdout.fileno(), time.monotonic() + seconds, b""
-        poll = select.poll()
-        poll.register(number, select.POLLIN)
-        while (left := end - time.monotonic()) > 0:
-            if not poll.poll(min(left, 0.5) * 1000):  # short waits: a signal's handler of Python's runs between two
-                continue
-            piece = os.read(number, 4096)
-            if not piece:
-                return None
-            found += piece
-            if len(found) > _MAX_LINE:
-                return None
-            if found.endswith(b"\n"):
-                return found
-        return None
-
-    def _ended(self) -> Exception:
-        status = self._child.wait(0.5)
+    def _failure(self) -> Exception:
+        status = self.end()
         if status is not None and status.code >= 0:  # no limit ends it so
             logger.error("the process that decodes images and videos ended with %s", status)
             return RuntimeError(f"the process that decodes images and videos failed: {status}")
         return MediaError(_CRASHED if status is not None and -status.code in CRASHES else _TOO_MUCH)
-
-    def close(self) -> None:
-        self._child.kill()
-        self._child.close()
-        self._source.close()
-        self._result.close()

@@ -2,9 +2,6 @@
 decoder.py."""
 
 import contextlib
-import os
-import queue
-import sys
 from io import FileIO
 from typing import Any, BinaryIO
 
@@ -13,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.common.distribution import install_hint
-from quintet.common.processes import follow_parent, read_orders
 from quintet.media.children import ChildLimits, set_limits, shown_error
 from quintet.media.decoding.images import decode_image, load_pillow
 from quintet.media.decoding.jobs import MAX_PIXELS, DecodeJob, DecodeReport, Refused
 from quintet.media.decoding.videos import decode_video
+from quintet.media.file_child import serve_orders
 from quintet.media.items import IMAGE
 
 MEMORY = 2**30 + 12 * MAX_PIXELS  # bytes beyond what the libraries take: several copies of the largest image
@@ -26,27 +23,9 @@ NICE = 5  # a third of the share of what is generated, where processors are busy
 _SLACK = 2**16  # bytes that may be written beyond the array
 
 
-class Orders(msgspec.Struct, array_like=True):
-    """File descriptors: the file to decode, and the array."""
-
-    source: int
-    result: int
-
-
 def main() -> None:
-    """Answers each job, a line of its standard input, with a line of its standard output."""
-    orders = read_orders(Orders)
-    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    follow_parent(jobs.put)
-    os.nice(NICE)
-    with (
-        os.fdopen(orders.source, "rb", buffering=0) as source,
-        os.fdopen(orders.result, "wb") as result,
-        open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as answers,
-    ):
-        while True:
-            job = msgspec.json.decode(jobs.get(), type=DecodeJob)
-            answers.write(msgspec.json.encode(_run(job, source, result)) + b"\n")
+    """Answers each DecodeJob with a DecodeReport."""
+    serve_orders(lambda line, source, result: _run(msgspec.json.decode(line, type=DecodeJob), source, result), NICE)
 
 
 def _run(job: DecodeJob, source: FileIO, result: BinaryIO) -> DecodeReport:
@@ -61,10 +40,8 @@ def _run(job: DecodeJob, source: FileIO, result: BinaryIO) -> DecodeReport:
         if picture.nbytes > job.max_bytes:
             return DecodeReport(error=f"it takes {picture.nbytes} bytes, and {job.max_bytes} are left; send fewer or "
                                 "smaller ones")  # fmt: skip
-        result.seek(0)
-        result.truncate()
         result.write(np.ascontiguousarray(picture).data)
-        result.flush()
+        result.flush()  # within the limits
         return DecodeReport(list(picture.shape), rate)
     except Refused as error:
         return DecodeReport(error=str(error))
@@ -86,7 +63,6 @@ def _load(kind: str) -> Any:
 
 def _decode(job: DecodeJob, source: FileIO, library: Any) -> tuple[NDArray[np.uint8], float]:
     if job.kind == IMAGE:
-        source.seek(0)
         return decode_image(source, job.background), 0.0
     return decode_video(library, source, job)
 

@@ -153,7 +153,7 @@ class WhisperEncoder(CrossEncoder):
         self.model = nn.ModuleDict({"encoder": nn.ModuleDict(parts)})
         self.cross = nn.ModuleList(CrossProjection(config, whole, index) for index in range(config.decoder_layers))
 
-    canonical = staticmethod(canonical_name)  # type: ignore[assignment]  # no other name depends on the class
+    canonical = staticmethod(canonical_name)  # no other name depends on the class
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convolutions become matrices."""
@@ -170,4 +170,5 @@ class WhisperEncoder(CrossEncoder):
 
     def write(self, x: Tensor, cache: StepState) -> None:
         for mixer, project in zip(self.cross_mixers, self.cross, strict=True):
-            mixer.keep(*project(x), cache)
+            k, v = project(x)
+            mixer.keep(k, v, cache)

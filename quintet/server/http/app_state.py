@@ -1,20 +1,21 @@
 """State that all routes of one API process share: the engine, the settings, and the running calls."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
-from quintet.chat.speech import speech_model
 from quintet.io_processors import Processors
 from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
-from quintet.server.config import BodyBytes, ServerConfig
+from quintet.server.config import ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
@@ -26,8 +27,8 @@ from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
 from quintet.server.tracing import make_tracer
-from quintet.transcription.model import SpeechModel
 
+logger = logging.getLogger(__name__)
 TIMEOUT_HEADER = "x-request-timeout"
 
 
@@ -46,7 +47,6 @@ class AppState:
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
         self.audio = AudioDecoder(settings.max_audio_seconds)
-        self._speech: SpeechModel | None = None
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
         self.capacity = CapacityLimiter(_process_share(settings))
@@ -57,7 +57,7 @@ class AppState:
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self.ended_calls: set[EngineCall] = set()  # by the server's end
-        self.media_calls = MediaCalls(backend)
+        self.media_calls = MediaCalls(backend, settings)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -83,14 +83,6 @@ class AppState:
             reasoning = self.backend.model_info.reasoning
             self._thoughts = find_reasoning_markers(self.backend.tokenizer, self.parsers.reasoning, reasoning)
         return self._thoughts
-
-    @property
-    def speech(self) -> SpeechModel | None:
-        """The model as one that transcribes, None if it does not; available once it is loaded."""
-        if self._speech is None:
-            served = self.backend.model_info
-            self._speech = speech_model(self.backend.tokenizer, served.encoder, served.vocab_size, served.max_model_len)
-        return self._speech
 
     def unavailable_reason(self) -> str | None:
         """Returns why no request is accepted now, or None."""
@@ -118,7 +110,7 @@ class AppState:
             code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
-    async def choose_model(self, http: HttpRequest, name: str | None) -> None:
+    async def choose_model(self, http: HTTPConnection, name: str | None) -> None:
         """Has the request answered by the model of that name: the one that is served, or one of its adapters.
 
         Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path.
@@ -133,10 +125,6 @@ class AppState:
         if caller is None:
             caller = Caller() if http is None else caller_of(http)
         return EngineCall(self, http, asks, self._timeout(http), caller, waits)
-
-    def body_limit(self, path: str) -> BodyBytes:
-        """Returns the limit of requests to a path: more for chats, where the model takes images, video or audio."""
-        return self.settings.body_limit(path, media=self.media_calls.taken)
 
     def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""
@@ -196,7 +184,7 @@ class AppState:
         return min(seconds, most)
 
 
-def caller_of(http: HttpRequest) -> Caller:
+def caller_of(http: HTTPConnection) -> Caller:
     """Returns whose request it is, and the adapter that it names."""
     return Caller(owner_of(http), adapter_of(http))
 
@@ -223,4 +211,10 @@ def _process_share(settings: ServerConfig) -> RequestCost:
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
     largest = max(settings.max_body_bytes, settings.max_upload_bytes)
+    if settings.max_queued_bytes < largest:
+        name = "max_upload_bytes" if largest == settings.max_upload_bytes else "max_body_bytes"
+        logger.warning(
+            "max_queued_bytes is %d, less than the largest body, %d (%s): bodies of %d bytes are taken; lower %s too",
+            settings.max_queued_bytes, largest, name, largest, name,
+        )  # fmt: skip
     return share._replace(characters=max(share.characters, largest), body_bytes=max(share.body_bytes, largest))

@@ -105,7 +105,7 @@ def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
 
 
 def _path_and_method(route: Any) -> tuple[str, str]:
-    return getattr(route, "path_format", route.path), next(iter(sorted(route.methods or ["GET"])))
+    return getattr(route, "path_format", route.path), next(iter(sorted(getattr(route, "methods", None) or ["GET"])))
 
 
 def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet pull": "tests/cli/test_models_on_this_machine.py, with a hub that is not there",
     "quintet rm": "the same",
     "quintet ps": "tests/cli/test_models_commands.py, with a server of several models",
+    "quintet verify": "tests/verification/test_verify.py: it starts two engines, and transformers",
     "quintet stop": "tests/cli/test_models_commands.py, as well",
     "quintet router": "tests/router/test_command.py, with servers of its own",
     "new-platform tinyvec": "tests/cli/test_new_platform.py, which installs what is written",

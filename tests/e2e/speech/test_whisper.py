@@ -307,6 +307,7 @@ def test_hostile_prompts_are_refused(served: LLM, name: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stages": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+    "numbers": ({"runner": "pooling"}, "runner"),
     "adapters": ({"enable_lora": True}, "enable_lora"),
     "embeddings": ({"enable_prompt_embeds": True}, "enable_prompt_embeds"),
     "offloading": ({"kv_offloading_size": 0.01}, "kv_offloading_size"),

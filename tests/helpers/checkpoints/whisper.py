@@ -17,18 +17,13 @@ from transformers.generation.logits_process import (
 
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.audio.log_mel import FEATURES
+from quintet_tools.checkpoints.encoder_decoders import WHISPER
 
 EOT, SOT, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = range(60, 69)
 ROWS, BINS = 100, 20  # 2 s
-VOCAB = NO_TIMESTAMPS + 1 + ROWS + 1  # text, special tokens, timestamps from 0.00 to 2.00
+assert WHISPER["vocab_size"] == NO_TIMESTAMPS + 1 + ROWS + 1, "text, special tokens, timestamps from 0.00 to 2.00"
 PROMPT = [SOT, EN, TRANSCRIBE, NO_TIMESTAMPS]
 TIMED = PROMPT[:-1]
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "d_model": 32, "num_mel_bins": BINS, "encoder_layers": 2, "decoder_layers": 3,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 64,
-    "max_source_positions": ROWS, "max_target_positions": 64, "pad_token_id": EOT, "bos_token_id": EOT,
-    "eos_token_id": EOT, "decoder_start_token_id": SOT,
-}  # fmt: skip
 GENERATION: dict[str, Any] = {
     "suppress_tokens": [1, 7, 30, SOT, EN, DE, PREVIOUS], "begin_suppress_tokens": [5, EOT],
     "no_timestamps_token_id": NO_TIMESTAMPS, "max_initial_timestamp_index": 50, "decoder_start_token_id": SOT,
@@ -40,7 +35,7 @@ GENERATION: dict[str, Any] = {
 def small_model(**differences: Any) -> tuple[Path, WhisperForConditionalGeneration]:
     """Returns a checkpoint's folder, and transformers' model of it."""
     torch.manual_seed(3)
-    made = WhisperForConditionalGeneration(WhisperConfig(**{**SIZES, **differences})).eval()
+    made = WhisperForConditionalGeneration(WhisperConfig(**{**WHISPER, **differences})).eval()
     for name, each in made.named_parameters():  # biases and norms begin as zeros and ones
         each.data.copy_(torch.randn_like(each) * 0.3 + ("norm.weight" in name))
     made.generation_config = GenerationConfig(**GENERATION)

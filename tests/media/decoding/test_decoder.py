@@ -16,7 +16,7 @@ from quintet.media.decoding.decoder import PROCESSES, MediaDecoder
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.errors import MediaError, MediaPackageMissing
 from quintet.media.items import IMAGE, VIDEO
-from tests.helpers.media.samples import picture_file, png_bomb
+from tests.helpers.media_files import picture_file, png_bomb
 from tests.media.decoding.files import video_file
 
 
@@ -65,16 +65,16 @@ def test_a_file_that_ends_its_process_is_an_error_of_that_file_alone(
 ) -> None:
     decoder.decode(picture_file(), DecodeJob())
     child = decoder._idle[-1]
-    process = psutil.Process(child._child.pid)
+    process = psutil.Process(child.child.pid)
     process.suspend()  # so that it cannot answer before it is ended
-    send = child._child.tell
+    send = child.child.tell
 
     def tell(data: bytes) -> bool:
         process.send_signal(by)
         process.resume()
         return send(data)
 
-    monkeypatch.setattr(child._child, "tell", tell)
+    monkeypatch.setattr(child.child, "tell", tell)
     message = refused(decoder, picture_file())
     assert ("crashed" in message) == (by in (signal.SIGSEGV, signal.SIGABRT))
     assert child not in decoder._idle and not psutil.pid_exists(process.pid)
@@ -95,7 +95,7 @@ def test_a_report_that_is_not_true_is_not_believed(monkeypatch: pytest.MonkeyPat
     for shape in ([10**9, 10**9], [4, 6, 4], [0], [-1, -72], []):
         reports = [msgspec.json.encode(DecodeReport(shape)), msgspec.json.encode(DecodeReport([4, 6, 3], -1.0)), b"x\n"]
         for line in reports:
-            monkeypatch.setattr(child, "_line", lambda seconds, line=line: line)
+            monkeypatch.setattr(child, "ask", lambda *args, line=line: line)
             with pytest.raises(MediaError):
                 child.run(picture_file(), DecodeJob(), 1.0)
     made.close()
@@ -135,7 +135,7 @@ def test_a_missing_package_is_one_line_with_the_remedy(
 
 def test_the_process_has_limits(decoder: MediaDecoder) -> None:
     decoder.decode(picture_file(), DecodeJob())
-    process = psutil.Process(decoder._idle[-1]._child.pid)
+    process = psutil.Process(decoder._idle[-1].child.pid)
     assert process.rlimit(psutil.RLIMIT_CPU)[0] < 60
     assert process.rlimit(psutil.RLIMIT_AS)[0] < 2**33
     assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0

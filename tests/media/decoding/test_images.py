@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from quintet.media.decoding import images
 from quintet.media.decoding.images import decode_image, rgb_array
 from quintet.media.decoding.jobs import MAX_PIXELS, Refused
-from tests.helpers.media.samples import picture_file, png_bomb
+from tests.helpers.media_files import picture_file, png_bomb
 
 FORMATS = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"]
 

@@ -1,4 +1,4 @@
-"""Which addresses count as public: none that leads into a network of somebody's own."""
+"""Which addresses count as public: none of private networks."""
 
 import ipaddress
 
@@ -33,7 +33,8 @@ def test_no_ipv6_form_of_a_private_ipv4_address_is_public() -> None:
     for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "192.168.0.1"):
         number = int(ipaddress.IPv4Address(private))
         forms = [number, 0xFFFF << 32 | number, 0xFFFF0000 << 32 | number, 0x2002 << 112 | number << 80,
-                 0x64FF9B << 96 | number, 0x64FF9B0001 << 80 | number, 0x20010000 << 96 | (number ^ 0xFFFFFFFF)]  # fmt: skip
+                 0x64FF9B << 96 | number, 0x64FF9B0001 << 80 | number,
+                 0x20010000 << 96 | (number ^ 0xFFFFFFFF)]  # fmt: skip
         for form in forms:
             assert not is_public(str(ipaddress.IPv6Address(form))), ipaddress.IPv6Address(form)
 

@@ -14,7 +14,7 @@ import trustme
 
 from quintet.media.errors import MediaError
 from quintet.media.fetch.http import MAX_REDIRECTS, FetchRules, fetch
-from tests.helpers.media.samples import http_host, response
+from tests.helpers.media_files import http_host, response
 
 LOOPBACK = "127.0.0.1"
 NAMES = ("images.example", "other.example")
@@ -137,8 +137,10 @@ def test_redirects_are_followed_by_the_same_rules() -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["http://evil.example/", "http://127.0.0.1/", "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://images.example/",
-     "gopher://images.example/", "http://images.example@127.0.0.1/", "//evil.example/x", "http://[::1]/", "\\\\evil\\x"],
+    ["http://evil.example/", "http://127.0.0.1/", "file:///etc/passwd", "data:image/png;base64,AAAA",
+     "ftp://images.example/",
+     "gopher://images.example/", "http://images.example@127.0.0.1/", "//evil.example/x", "http://[::1]/",
+     "\\\\evil\\x"],
 )  # fmt: skip
 def test_a_redirect_to_what_is_not_allowed_is_refused(location: str) -> None:
     resolver = Resolver()
@@ -203,7 +205,7 @@ def test_a_host_that_sends_a_little_at_a_time_is_left_at_the_deadline() -> None:
 
 def test_tls_is_for_the_urls_name(tmp_path: Any) -> None:
     authority = trustme.CA()
-    for name, works in ((NAMES[0], True), ("elsewhere.example", False)):
+    for name, works in ((NAMES[0], True), ("third.example", False)):
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert(name).configure_cert(server)
         with _tls_host(server) as port:

@@ -9,7 +9,7 @@ import pytest
 from quintet.media.errors import MediaError
 from quintet.media.fetch import sources
 from quintet.media.fetch.sources import MAX_BYTES, MediaSources, decode_base64
-from tests.helpers.media.samples import data_url
+from tests.helpers.media_files import data_url
 
 
 def test_a_data_url_gives_its_bytes() -> None:

@@ -13,15 +13,7 @@ from quintet.media import reader
 from quintet.media.decoding.decoder import MediaDecoder
 from quintet.media.info import MediaInfo
 from quintet.server.config import MEDIA_PATHS
-from tests.helpers.media.samples import (
-    MARK_ID,
-    PLACEHOLDER,
-    ROWS,
-    PlaceholderProcessor,
-    data_url,
-    picture_file,
-    png_bomb,
-)
+from tests.helpers.media_files import MARK_ID, PLACEHOLDER, ROWS, PlaceholderProcessor, data_url, picture_file, png_bomb
 from tests.media.audio.test_decode import RATE, SOUND, wav
 from tests.media.decoding.files import video_file
 from tests.server.fakes import MODEL, FakeBackend
@@ -88,7 +80,9 @@ BODIES = {
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
         {"type": "text", "text": "is it?"},
     ])},
-    "/api/chat": {"model": MODEL, "stream": False, "messages": [{"role": "user", "content": "What is it?", "images": [BASE64]}]},
+    "/api/chat": {"model": MODEL, "stream": False, "messages": [
+        {"role": "user", "content": "What is it?", "images": [BASE64]}
+    ]},
     "/api/generate": {"model": MODEL, "stream": False, "prompt": "What is it?", "images": [BASE64]},
 }  # fmt: skip
 
@@ -213,7 +207,8 @@ async def test_counts_are_limited_by_kind() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([{"type": "image_url"}], "image_url is missing"), ([{"type": "image_url", "image_url": 5}], "must be an object"),
+        ([{"type": "image_url"}], "image_url is missing"),
+        ([{"type": "image_url", "image_url": 5}], "must be an object"),
         ([{"type": "image_url", "image_url": {"url": ""}}], "must be an object"),
         ([{"type": "image_url", "image_url": {"url": URL, "detail": "most"}}], "must be one of auto, low, high"),
         ([{"type": "image_url", "image_url": {"url": URL}, "uuid": 7}], "uuid must be text"),

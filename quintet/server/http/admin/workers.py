@@ -52,6 +52,12 @@ class CallWorkers(Body):
     timeout: float | None = Field(None, description="accepted, not used: what a worker does is not interrupted")
 
 
+class ServerInfo(msgspec.Struct):
+    """Settings of the engines, by vLLM's parts of a configuration."""
+
+    vllm_config: dict[str, dict[str, Any] | None]
+
+
 class Aborted(msgspec.Struct):
     """Number of completions that were running, and have ended."""
 
@@ -72,6 +78,20 @@ class Results(msgspec.Struct):
     """Result of each rank; what is neither an object nor a list is text."""
 
     results: list[Any]
+
+
+@router.get("/server_info")
+@documents_route(answer=ServerInfo)
+async def server_info(http: HttpRequest) -> Response:
+    """Returns the settings that trainers ask for, where vLLM has them: dtype is "torch.bfloat16" and similar text."""
+    backend = app_state_of(http).backend
+    served = backend.model_info
+    model = {"model": served.model, "dtype": f"torch.{served.dtype}", "max_model_len": served.max_model_len}
+    lora = {"max_lora_rank": served.max_lora_rank, "max_loras": served.max_loras, "max_cpu_loras": served.max_loras}
+    parallel = {"world_size": served.num_ranks, "data_parallel_size": max(len(backend.engines()), 1)}
+    return json_response(ServerInfo({
+        "model_config": model, "parallel_config": parallel, "lora_config": lora if served.max_loras else None,
+    }))  # fmt: skip
 
 
 @router.post("/abort_requests")

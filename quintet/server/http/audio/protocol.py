@@ -11,7 +11,7 @@ from quintet.server.http.inputs.body import Body, UnsupportedField
 
 _FORMATS = Literal["json", "text", "srt", "verbose_json", "vtt"]
 _NO = ("false", "False", "0")  # values of forms are text
-_NO_SPEAKERS = UnsupportedField("speakers are not told apart; leave it out", ([],))
+_NO_SPEAKERS = UnsupportedField("speakers are not distinguished; leave it out", ([],))
 UNSUPPORTED_FIELDS = {
     "include": UnsupportedField("log-probabilities of tokens are not returned; verbose_json has avg_logprob", ([],)),
     "chunking_strategy": UnsupportedField(

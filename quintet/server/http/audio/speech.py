@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prompts import Prompt
@@ -19,7 +20,7 @@ from quintet.transcription.transcriber import WINDOWS_AT_ONCE
 
 def need_speech(service: AppState) -> SpeechModel:
     """Returns the model. ApiError 400 if it does not transcribe."""
-    model = service.speech
+    model = service.models.speech
     if model is None:
         raise ApiError(
             400, "this server's model transcribes no audio; start a server with a Whisper model, such as `quintet "
@@ -30,9 +31,12 @@ def need_speech(service: AppState) -> SpeechModel:
 
 def open_call(service: AppState, http: HttpRequest) -> EngineCall:
     """Returns a call that takes the place of a transcription's windows, to be entered."""
-    at_once = windows_at_once(service)
-    placeholder = PromptRequest(Prompt([0]), SamplingParams(max_tokens=1))
-    return service.call(http, [placeholder] * at_once, waits=True)
+    return service.call(http, placeholders(windows_at_once(service)), waits=True)
+
+
+def placeholders(count: int) -> list[PromptRequest]:
+    """Returns what takes the place of so many windows, in a call that waits."""
+    return [PromptRequest(Prompt([0]), SamplingParams(max_tokens=1))] * count
 
 
 def windows_at_once(service: AppState) -> int:
@@ -42,7 +46,7 @@ def windows_at_once(service: AppState) -> int:
 class CallEngine:
     """SpeechEngine over one API call: all of its requests end with the call."""
 
-    def __init__(self, service: AppState, http: HttpRequest, call: EngineCall, priority: int = 0) -> None:
+    def __init__(self, service: AppState, http: HTTPConnection, call: EngineCall, priority: int = 0) -> None:
         encoder = service.backend.model_info.encoder
         assert encoder is not None
         self._call, self._priority, self._prompts = call, priority, AudioPrompts(encoder, windows_at_once(service))

@@ -1,6 +1,7 @@
 """vLLM's routes for trainers beside those of updates: ends of requests, checksums of weights, calls of workers."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,44 @@ async def test_a_wrong_check_is_named(body: Any, param: str, words: str) -> None
         answer = await http.post("/weight_checker", json=body)
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["param"] == param and words in error["message"]
+
+
+async def test_a_trainer_asks_for_the_types_of_weights_and_the_room_for_adapters() -> None:
+    backend = FakeBackend()
+    backend.model_info = replace(backend.model_info, dtype="bfloat16")
+    async with client(backend, **ON) as http:
+        found = (await http.get("/server_info?config_format=json")).json()["vllm_config"]
+        assert found["model_config"]["dtype"] == "torch.bfloat16" and found["lora_config"] is None
+        assert found["parallel_config"]["data_parallel_size"] == 1
+        backend.model_info = replace(backend.model_info, max_loras=2, max_lora_rank=32)
+        found = (await http.get("/server_info")).json()["vllm_config"]
+        assert found["lora_config"] == {"max_lora_rank": 32, "max_loras": 2, "max_cpu_loras": 2}
+
+
+async def test_trls_client_of_asynchronous_grpo_as_recorded() -> None:
+    """Requests of trl 1.16's experimental.async_grpo.vllm_client, in its trainer's order."""
+    backend = FakeBackend()
+    async with client(backend, **ON) as http:
+        models = (await http.get("/v1/models")).json()
+        assert models["data"][0]["max_model_len"] == backend.model_info.max_model_len
+        assert (await http.get("/get_world_size")).json()["world_size"] == 1
+        info = {"master_address": "10.0.0.1", "master_port": 51216, "rank_offset": 1, "world_size": 2, "packed": True}
+        sent = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+        for path, body in (
+            ("/init_weight_transfer_engine", {"init_info": info}),
+            ("/pause?mode=keep", None),
+            ("/start_weight_update", {"is_checkpoint_format": True}),
+            ("/update_weights", {"update_info": sent}),
+            ("/finish_weight_update", None),
+            ("/resume", None),
+        ):
+            answer = await http.post(path, json=body) if body else await http.post(path)
+            assert answer.status_code == 200, answer.text
+    assert backend.weights.ran == [
+        orders.InitTransferCommand(info), orders.PauseCommand("keep"), orders.StartUpdateCommand(),
+        orders.ReceiveWeightsCommand(sent), orders.CheckUpdateCommand(), orders.FinishUpdateCommand(),
+        orders.ResumeCommand(),
+    ]  # fmt: skip
 
 
 async def test_methods_of_workers_are_called_by_name() -> None:

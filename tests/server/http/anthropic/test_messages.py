@@ -156,7 +156,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (user({"type": "image", "source": {"type": "url", "url": "https://x"}}), "text alone"),
     (user({"type": "image", "source": {}}), "source.type must be text"),
     (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "none are kept here"),
-    (user({"type": "document", "source": {}}), "text alone"),
+    (user({"type": "document", "source": {}}), "files are not read"),
     (user({"type": "tool_use", "id": "a", "name": "f", "input": {}}), "of the user has no blocks of type tool_use"),
     (user({"type": "tool_result", "content": "a"}), "tool_use_id must be text"),
     (user({"type": "thinking", "thinking": "a"}), "thinking"),
