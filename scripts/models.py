@@ -39,7 +39,7 @@ from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
-from scripts.reference_pages.gguf_table import gguf_table
+from scripts.reference_pages.gguf_table import gguf_table, published_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -123,7 +123,8 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    return HEAD + head + "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + "\n".join(left) + "\n" + END
+    tables = f"\n\n{gguf_table()}\n{published_table()}"
+    return HEAD + head + "\n".join(rows) + tables + MIDDLE + "\n".join(left) + "\n" + END
 
 
 def _row(kind: str, known: dict[str, Support]) -> str:
