@@ -42,7 +42,7 @@ from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
-from scripts.reference_pages.gguf_table import gguf_table
+from scripts.reference_pages.gguf_table import gguf_table, published_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -142,7 +142,7 @@ def page() -> str:
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
     after = AFTER_IMAGES.format(until=REFUSED["paligemma"])
-    shown = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
+    shown = "\n".join(rows) + f"\n\n{gguf_table()}\n{published_table()}" + MIDDLE + _images()
     return HEAD + head + shown + after + "\n".join(left) + "\n" + END
 
 

@@ -86,6 +86,12 @@ def _is_known(names: ArchitectureNames, base: str) -> bool:
     return bool(names.modules(base) or names.joined_module(base) or any(map(names.computed_tensors, tensors)))
 
 
+def test_layers_that_draft_are_left_out() -> None:
+    """They stand behind the others, and are counted with them."""
+    found = config(changed("glm4moe", block_count=3, nextn_predict_layers=1))
+    assert found["num_hidden_layers"] == 2 == config(changed("glm4moe"))["num_hidden_layers"]
+
+
 def test_llama_3s_frequencies_are_the_files() -> None:
     rope = load_model_config(FOLDER / "llama3-bf16.gguf").rope_parameters
     assert rope["rope_type"] == "longrope" and rope["attention_factor"] == 1.0
