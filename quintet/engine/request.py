@@ -199,12 +199,12 @@ class Request:
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
         shaped = bool(self.core_request.grammar) or self.core_request.reasoning_marker_ids is not None
-        return penalized or shaped or self.transcribes or any(len(word) > 1 for word in self.core_request.bad_words_ids)
-
-    @property
-    def transcribes(self) -> bool:
-        """True if its tokens are a transcript, which timestamp rules may shape."""
-        return self.core_request.encoder is not None
+        return (
+            penalized
+            or shaped
+            or self.core_request.encoder is not None
+            or any(len(word) > 1 for word in self.core_request.bad_words_ids)
+        )
 
     @property
     def ready(self) -> bool:

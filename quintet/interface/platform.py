@@ -190,15 +190,9 @@ class Mixer(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rotary: RotaryArgs,
-        state: State,
-        context: StepContext,
+        self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, state: State, context: StepContext,
         sinks: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, State]:  # fmt: skip
         """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`, and only if no other layer
         reads K."""
         raise NotImplementedError
