@@ -47,10 +47,17 @@ def as_checkpoint(model: str, folder: str) -> str:
     if file.suffix != ".gguf":
         return model
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    written = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    written.save_pretrained(folder)
+    model_of_file = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    if hasattr(model_of_file.config, "quantization_config"):
+        del model_of_file.config.quantization_config  # its weights are floats now
+    model_of_file.config.save_pretrained(folder)
+    save_file(
+        {name: each.detach().contiguous() for name, each in model_of_file.named_parameters()},
+        Path(folder) / "model.safetensors",
+    )
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     return folder
 

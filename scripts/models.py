@@ -104,6 +104,7 @@ WRAPPED = {
 }
 # wrappers whose images are served -> which models those are
 PICTURES = {
+    "gemma3": "Gemma 3 from 4B on",
     "idefics3": "Idefics 3; an image is cut into tiles, with tokens between their rows",
     "internvl": "InternVL 2.5, 3 and 3.5 as transformers stores them (`-hf`)",
     "llava": "LLaVA 1.5, and Pixtral as transformers stores it",
@@ -140,7 +141,7 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    after = AFTER_IMAGES.format(until=REFUSED["gemma3"])
+    after = AFTER_IMAGES.format(until=REFUSED["paligemma"])
     shown = "\n".join(rows) + f"\n\n{gguf_table()}" + MIDDLE + _images()
     return HEAD + head + shown + after + "\n".join(left) + "\n" + END
 
@@ -151,6 +152,9 @@ def _images() -> str:
     for kind, family in FAMILIES.items():
         parts = [PICTURES[kind]]
         parts += ["tokens have three rotary positions (M-RoPE)"] * family.rotary
+        parts += [
+            "tokens of an image see one another, and are computed in one step; on the CPU alone"
+        ] * family.bidirectional
         parts += ["rows are added behind the first layers, too (deepstack)"] * family.deepstack
         rows.append(f"| `{kind}` | {'; '.join(parts)} |\n")
     return "".join(rows)
@@ -345,7 +349,7 @@ here, and no GPU: the towers compute by torch there, too, which is unverified.
 |---|---|
 """
 AFTER_IMAGES = """
-- Others are refused by name, and their text runs. `gemma3` and `paligemma`: {until}. Every other wrapper: it was not
+- Others are refused by name, and their text runs. `paligemma`: {until}. Every other wrapper: it was not
   tried with images. Audio and video of chat models are refused for all.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
   head, in a GGUF file, with `load_format` `sharded_state`, and `qwen3_vl` in pipeline stages.

@@ -35,6 +35,7 @@ class ModelLimits:
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
     embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
     encoder: SpeechInput | None = None  # what the model's encoder takes; None: it has none
+    whole_runs: bool = False  # tokens of an image are computed in one step
 
 
 class _CallParams(NamedTuple):
@@ -155,6 +156,9 @@ class InputProcessor:
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
+        if self.limits.whole_runs and prompt.media and params.prompt_logprobs is not None:
+            why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
+            raise ParameterError("prompt_logprobs", why)
         if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
             raise ValueError(
                 f"the prompt has {len(ids)} embeddings, and the device has room for {self.limits.embeds_rows} "

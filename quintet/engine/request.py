@@ -198,13 +198,9 @@ class Request:
         """True if its next draw depends on the values of the tokens before it, and not on their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        shaped = bool(self.core_request.grammar) or self.core_request.reasoning_marker_ids is not None
-        return (
-            penalized
-            or shaped
-            or self.core_request.encoder is not None
-            or any(len(word) > 1 for word in self.core_request.bad_words_ids)
-        )
+        facts = self.core_request  # with an encoder, timestamp rules may shape its tokens
+        shaped = bool(facts.grammar) or facts.reasoning_marker_ids is not None or facts.encoder is not None
+        return penalized or shaped or any(len(word) > 1 for word in facts.bad_words_ids)
 
     @property
     def ready(self) -> bool:

@@ -115,12 +115,9 @@ def _decide(
 ) -> EnginePlan:
     facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
-    whole, backend = read_model(config, place, platform.models)
-    if backend and facts.ops_only:
-        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
-    reasons += [backend] if backend else []
+    whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
-    images = pictures(config, facts, platform.name, Checkpoint(place, whole, bool(backend)))
+    images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family = encoders.checked_family(config, hf_config, model_class(hf_config, platform.models, bool(backend)))
@@ -139,7 +136,7 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length, images.levels)
+    rows = row_store_sizes(config, facts, platform.name, length, images.levels, images.whole_runs)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
@@ -159,13 +156,30 @@ def _decide(
         sizes = sizes.with_length(plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
-    reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
+    reasons += [*describe_quantization(forms, ranks.workers[0]), *_descriptions(config, facts, ranks)]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler, images,
     )  # fmt: skip
+
+
+def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
+    """Describes what ranks, experts and rows take."""
+    first = ranks.workers[0]
+    described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
+    return [*ranking.describe_ranks(config, facts, ranks), *described]
+
+
+def _read_model(
+    config: EngineConfig, place: Path, facts: Capabilities, platform: Platform, reasons: list[str]
+) -> tuple[Any, str]:
+    """Reads the model's configuration -> it, and why transformers' code computes the model; "" where ours does."""
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.ops_only:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
+    return whole, backend
 
 
 def _fit_config(

@@ -12,7 +12,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int32]]
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
 # inputs with an entry for each token, which is their last axis -> the entry of a padded token
-TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0}
+TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0, "until": -1}
 
 
 class ShapeBucket(NamedTuple):
@@ -77,6 +77,9 @@ class Inputs(NamedTuple):
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
     token_type_ids: Tensor | None = None  # [T]    segment ids
+    # [T]    the last position that a token sees, where it sees some after its own; -1: none. Only where "until" is in
+    # Platform.optional_spec_fields; no token sees further ahead than the narrowest window is wide
+    until: Tensor | None = None
     # [N, T, H] bytes that the previous pipeline stage sent: the input of the first layer here
     intermediate_tensors: Tensor | None = None
     shared_tensors: Tensor | None = None  # bytes that it sent for layers that read more than that
@@ -126,6 +129,7 @@ class HostInputs(NamedTuple):
     rotary_positions: IntArray | None = None
     adapters: IntArray | None = None
     token_type_ids: IntArray | None = None
+    until: IntArray | None = None
 
 
 class HostBatch(NamedTuple):

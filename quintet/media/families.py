@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class MediaFamily:
-    """How pictures come into a wrapper of one model_type."""
+    """Facts about the pictures of a wrapper, by its model_type."""
 
     fields: tuple[str, ...]  # of what the image processor gives: the arguments of get_image_features()
     nested: bool = False  # the fields' first axis is of prompts, and the second of pictures or their tiles
@@ -14,6 +14,7 @@ class MediaFamily:
     counts_pictures: bool = False
     rotary: bool = False  # tokens have three rotary positions (M-RoPE), by get_rope_index()
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
+    bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
     placeholder: str = "<image>"  # of a picture, in a text that a chat template without parts is given
 
 
@@ -32,19 +33,19 @@ FAMILIES = {
     "qwen3_vl": MediaFamily(_GRID, rotary=True, deepstack=True, placeholder=_QWEN),
     "idefics3": MediaFamily(_MASKED, nested=True),
     "smolvlm": MediaFamily(_MASKED, nested=True),
+    "gemma3": MediaFamily(_PIXELS, bidirectional=True, placeholder="<start_of_image>"),
     "mistral3": MediaFamily(_SIZED, placeholder="[IMG]"),
     "internvl": MediaFamily(_PIXELS, placeholder="<IMG_CONTEXT>"),
 }
 # wrappers that transformers has, whose pictures are refused -> why
 REFUSED = {
-    "gemma3": "its text model lets a picture's tokens see those after them, which is not computed here yet",
-    "paligemma": "its text model lets a prompt's tokens see those after them, which is not computed here yet",
+    "paligemma": "its text model lets all tokens of a prompt see one another, which is not computed here",
 }
 
 
 @dataclass(frozen=True)
 class MediaModel:
-    """What a model takes beside text, as the processes that admit requests must know it. Plain data."""
+    """Media that a model takes, for the processes that admit requests. Plain data."""
 
     model_type: str
     folder: str  # of the processor's files
@@ -52,6 +53,7 @@ class MediaModel:
     limits: dict[str, int] = field(default_factory=dict)  # most of each kind in a prompt; a kind that is left out: any
     max_rows: int = 0  # of one picture: encoder_cache_rows
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound
+    max_run: int = 0  # of tokens of one picture side by side, where they see one another; 0: no bound
     cache_bytes: int = 0  # of what processed pictures may take, in each process
 
     @property

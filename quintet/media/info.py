@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.media.items import AUDIO, IMAGE, VIDEO
+from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 
-KINDS = (IMAGE, VIDEO, AUDIO)
 DEFAULT_ITEMS = 999  # of each kind in a prompt; vLLM's number. Bytes and pixels are bounded besides
 TIMEOUTS = {IMAGE: 5.0, VIDEO: 30.0, AUDIO: 10.0}  # seconds to fetch one; vLLM's
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from quintet.common.suggestions import refuse_unknown
 from quintet.media.decoding.jobs import MAX_FRAMES, WHITE, DecodeJob
-from quintet.media.info import KINDS
-from quintet.media.items import AUDIO, IMAGE, VIDEO
+from quintet.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 
 _KEYS = {IMAGE: ("rgba_background_color",), VIDEO: ("num_frames", "fps"), AUDIO: ()}
 

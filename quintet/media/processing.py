@@ -113,6 +113,12 @@ class HFMediaProcessor:
                 f"an image takes {largest} tokens, and the device has room for {most} (encoder_cache_rows); give a "
                 f"smaller one, or start with encoder_cache_rows={largest} or more"
             )
+        run = max(stop - first for each in items for first, stop in each.spans)
+        if run > self.model.max_run > 0:
+            raise ValueError(
+                f"an image takes {run} tokens that see one another, and a step has {self.model.max_run} of them at "
+                "most (max_num_batched_tokens, or the window of the model's layers); raise max_num_batched_tokens"
+            )
         if whole > together > 0:
             raise ValueError(
                 f"the prompt's images take {whole} tokens, and the device has room for {together} "

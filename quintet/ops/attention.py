@@ -172,6 +172,37 @@ def _masked_attention(
     return torch.einsum("tkgs,tskd->tkgd", weights, v).reshape(tokens, heads, -1).to(q.dtype)
 
 
+AHEAD_ROWS = 16  # tokens at a time of those that see some after them: K and V are spread out for each
+
+
+def _attend_ahead(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """paged_attention of a step in which some tokens see those after them, up to Inputs.until; request by request."""
+    batch, group = context
+    out, until = q.new_zeros((*q.shape[:2], spec.value_dim)), batch.inputs.until
+    assert until is not None and spec.chunk is None, "the engine brings it to layers without chunks alone"
+    starts, lengths, size = batch.query_start_loc.tolist(), group.seq_lens.tolist(), spec.page_size
+    for row, (start, stop, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True)):
+        for low in range(start, stop, AHEAD_ROWS):
+            own = slice(low, min(low + AHEAD_ROWS, stop))
+            first = length - (stop - low)  # position of the first of these tokens
+            before = 0 if spec.window is None else max(0, first - spec.window + 1) // size  # pages that none sees
+            pages = group.block_table[row][before : -(-length // size)].long()
+            cache = (
+                kv.view(torch.uint8)[pages]
+                .view(kv.dtype)
+                .permute(0, 3, 1, 2, 4)
+                .reshape(1, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
+            )
+            wide = from_cache_rows(cache[:, : length - before * size], q.shape[2]).unbind(2)  # [1, S, Hkv, D] each
+            places = torch.arange(before * size, length, device=q.device)[None, :]
+            last = torch.maximum(batch.positions[own], until[own])[:, None]
+            apart = places - batch.positions[own][:, None]
+            many = (own.stop - own.start, -1, -1, -1)
+            k, v = wide[0].expand(many), wide[-1][..., : spec.value_dim].expand(many)
+            out[own] = _masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
+    return out
+
+
 class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
@@ -200,7 +231,11 @@ class PagedAttention(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         kv = self._write(state[0], k, v, context)
-        return self._attend(q, kv, context, self._spec, sinks), (kv,)
+        return self._attended(q, kv, context, sinks), (kv,)
+
+    def _attended(self, q: Tensor, kv: Tensor, context: StepContext, sinks: Tensor | None) -> Tensor:
+        attend = self._attend if context.batch.inputs.until is None else _attend_ahead
+        return attend(q, kv, context, self._spec, sinks)
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the turn
         self,
@@ -213,7 +248,7 @@ class PagedAttention(Mixer):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         q, kv = self._turn_and_write(q, k, v, rotary, state[0], context)
-        return self._attend(q, kv, context, self._spec, sinks), (kv,)
+        return self._attended(q, kv, context, sinks), (kv,)
 
 
 class CrossAttention(Mixer):

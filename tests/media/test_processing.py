@@ -29,7 +29,8 @@ def image(height: int = 40, width: int = 56, seed: int = 0, uuid: str = "") -> D
 
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_picture_is_processed_alike_alone_and_beside_others(kind: str, tmp_path: Path) -> None:
-    made, token = processor(tmp_path, kind), WRAPPERS[kind].specials[0]
+    made, wrapper = processor(tmp_path, kind), WRAPPERS[kind]
+    token = wrapper.around.format(wrapper.specials[0])
     several = [image(40, 56, 1), image(97, 13, 2), image(40, 56, 1), image(64, 64, 3)]
     together = made.process(" ".join([token] * 4), several, {}).items
     assert together[0].digest == together[2].digest and len({each.digest for each in together}) == 3
@@ -126,4 +127,4 @@ def test_pages_tell_pictures_and_their_parts_apart() -> None:
 
 def test_wrappers_that_are_not_served_have_a_reason() -> None:
     assert not any(why_no_pictures(kind) for kind in FAMILIES)
-    assert "those after them" in why_no_pictures("gemma3") and why_no_pictures("another")
+    assert "see one another" in why_no_pictures("paligemma") and why_no_pictures("another")

@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.config.schema.environment import Environment, read_environment
 from quintet.media.info import DEFAULT_ITEMS, MediaInfo
-from quintet.media.items import AUDIO, IMAGE, VIDEO
+from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 
 
 def media_info(

@@ -9,7 +9,7 @@ from typing import Any
 from quintet.common.suggestions import refuse_unknown
 from quintet.common.value_parsers import Parse, boolean, json_object, list_of, optional, text
 from quintet.config.schema.fields import option
-from quintet.media.info import KINDS
+from quintet.media.kinds import KINDS
 
 MAX_ITEMS = 10_000
 # of vLLM's long form of a limit: sizes of an example that its memory is measured with, which changes nothing here

@@ -119,7 +119,7 @@ class EncoderCache:
         """Asserts that all running requests hold their media's pages, and no others do."""
         assert set(requests) == set(self._holders), "other requests hold an encoder's rows than those that run"
         assert all(len(held.pages) == self.num_pages for held in self._holders.values()), "an item lacks pages"
-        assert self._writes.keys() <= set(map(self._write_key, self._holders.values())), "a pass has no request"
+        assert self._writes.keys() <= set(map(self._write_key, self._holders.values())), "a pass is of no request"
 
     def _found(self, key: bytes) -> list[int] | None:
         """Returns the pages that hold the item; None if not all of it is there."""

@@ -11,6 +11,7 @@ from quintet.engine.executor.output_rows import OutputRows, output_rows_of
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import TOKEN_INPUTS, HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
+from quintet.media.spans import overlaps
 
 
 class BatchBuilder:
@@ -31,6 +32,7 @@ class BatchBuilder:
         of Inputs that a model takes: token_type_ids, embed_indices and adapters, which steps of fixed shapes always
         have then. `cross`: one more group, behind those of tokens, is of layers that read an encoder's rows."""
         self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
+        self._ahead = "until" in inputs
         self._always_embeds = bool(fixed) and "embed_indices" in inputs
         self._page_size, self._groups, self._states = page_size, range(groups), states
         self._cross = cross
@@ -139,12 +141,25 @@ class BatchBuilder:
         wanted, rows = output_rows_of(requests, list(plan.tokens.values()), batch.query_start_loc)
         batch = batch._replace(logits_indices=wanted)
         if self._always_embeds or any(_has_embeds(request) for request in requests):
-            batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan)))
+            batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan), until=self._until(plan)))
         elif self._types:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
         return _with_rotary(batch, requests), rows
+
+    def _until(self, plan: StepPlan) -> IntArray | None:
+        """The last position that each token sees, where tokens of a picture see one another; None: none does here."""
+        if not self._ahead:
+            return None
+        found, at = np.full(plan.num_tokens, -1, np.int32), 0
+        for request, count in plan.tokens.items():
+            start = request.num_computed
+            for media in request.core_request.media:
+                for place, size, _ in overlaps(media, start, start + count):
+                    found[at + place - start : at + place - start + size] = place + size - 1
+            at += count
+        return found if (found >= 0).any() else None
 
     def _with_adapters(self, batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
         """The batch with the adapter of each token, where a request has one."""

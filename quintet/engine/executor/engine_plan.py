@@ -64,7 +64,9 @@ class EnginePlan:
         """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
         model = self.ranks.workers[0].model
         types = model.uses_token_types and self.pooling is not None
-        there = {"embed_indices": self.sizes.row_store is not None, "token_type_ids": types}
+        rows = self.sizes.row_store
+        there = {"embed_indices": rows is not None, "token_type_ids": types}
+        there["until"] = rows is not None and rows.whole_runs
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
 
     @property
@@ -74,12 +76,12 @@ class EnginePlan:
 
     @property
     def media(self) -> MediaModel | None:
-        """What a process that admits requests must know of pictures; None: they are refused."""
+        """Facts about pictures for processes that admit requests; None: they are refused."""
         return self.pictures.model(self.config, self.folder, self.sizes.row_store)
 
     @property
     def taken_media(self) -> MediaInput | SpeechInput | str:
-        """How prompts of the Python API get media; text says why they may have none."""
+        """Input of media for prompts of the Python API, or why they may have none."""
         return taken_media(self.config, self.media, self.encoder, self.pictures.why)
 
     @property

@@ -209,11 +209,6 @@ class Worker:
         return self.kv_cache_layout.layouts + self.kv_cache_layout.states
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page, the same for every group."""
-        return self.kv_cache_layout.page_bytes
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this device."""
         return sum(part.weight_bytes for part in (*self.parts, self.tower) if part is not None)

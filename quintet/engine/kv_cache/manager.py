@@ -194,7 +194,9 @@ class KVCacheManager:
 
     def align_step_end(self, request: Request, start: int, stop: int) -> int:
         """Returns the best end of a step that computes its tokens from `start` on, at `stop` or before: a state is kept
-        where a page ends, and needed where other requests branch off, or will."""
+        where a page ends, and needed where other requests branch off, or will. Runs of tokens may have to be whole."""
+        if self.row_store is not None:
+            stop = self.row_store.before_runs(request, start, stop)
         if self.state_slots is None or not self.pool.caching or stop - start <= self.page_size:
             return stop
         last = (len(request.token_ids) - 1) // self.page_size * self.page_size  # the most that can be found of it

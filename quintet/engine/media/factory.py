@@ -9,7 +9,7 @@ from quintet.config.media.info import media_info
 from quintet.engine.media.rotary import RotaryIndex
 from quintet.hub.hf_config import transformers_config
 from quintet.hub.hf_overrides import merge_overrides, model_overrides
-from quintet.interface.platform import Capabilities
+from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
@@ -34,6 +34,11 @@ class Pictures(NamedTuple):
         """Rows of a token of a picture; 0: they are refused."""
         return 0 if self.sizes is None else self.sizes.levels
 
+    @property
+    def whole_runs(self) -> bool:
+        """True if tokens of a picture see one another."""
+        return self.sizes is not None and FAMILIES[self.whole.model_type].bidirectional
+
     def rotary(self, longest: int) -> RotaryIndex | None:
         """Returns what computes positions where a token has three rotary ones, up to `longest`."""
         if self.sizes is None or not FAMILIES[self.whole.model_type].rotary:
@@ -51,8 +56,14 @@ class Pictures(NamedTuple):
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
+            max_run=self._max_run(config) if self.whole_runs else 0,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         )
+
+    def _max_run(self, config: EngineConfig) -> int:
+        """Returns how many tokens that see one another a step and a window hold."""
+        window = getattr(self.whole.get_text_config(), "sliding_window", None)
+        return min(config.max_num_batched_tokens, window or config.max_num_batched_tokens)
 
 
 def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
@@ -84,7 +95,7 @@ class Checkpoint(NamedTuple):
     backend: bool  # the text model runs by transformers' code
 
 
-def pictures(config: EngineConfig, facts: Capabilities, platform: str, model: Checkpoint) -> Pictures:
+def pictures(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> Pictures:
     """Decides whether pictures are served. Of a model that takes none by its config.json, nothing is known."""
     if model.whole.get_text_config() is model.whole or model.place.is_file():
         return Pictures(None, "this model takes text alone")
@@ -99,7 +110,7 @@ def pictures(config: EngineConfig, facts: Capabilities, platform: str, model: Ch
     return Pictures(TowerSizes(wrapper, levels), whole=model.whole)
 
 
-def _refusal(config: EngineConfig, facts: Capabilities, platform: str, model: Checkpoint) -> str:
+def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
     """Returns why the pictures of a wrapper are refused; "" if they are not."""
     kind = model.whole.model_type
     if config.language_model_only:
@@ -111,7 +122,9 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: str, model: Ch
     if not isinstance(getattr(model.whole, "image_token_id", None), int):
         return "its config.json names no token for images (image_token_id)"
     if facts.ops_only or facts.static_shapes:
-        return f"platform {platform} runs no vision tower of transformers, which computes by torch"
+        return f"platform {platform.name} runs no vision tower of transformers, which computes by torch"
+    if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
+        return f"tokens of a picture see one another, which platform {platform.name} does not compute"
     if config.runner == "pooling":
         return "texts become numbers here"
     if config.load_format in SHARDED:

@@ -241,8 +241,7 @@ class Core:
             self.then = None
 
     def _do(self, order: wire.Order) -> wire.Answer:
-        """Carries out an order; an error that the user can fix becomes the answer. All clients get the sleep state
-        before the answer is sent."""
+        """Carries out an order; an error that users can fix becomes the answer. Clients get the sleep state before."""
         try:
             if isinstance(order.work, wire.StartProfile | wire.StopProfile):
                 return self._trace(order)

@@ -19,8 +19,9 @@ from quintet.layers.row_store import PAGE_ROWS
 class RowStoreManager:
     """Pages of the row store, counted and shared."""
 
-    def __init__(self, num_rows: int) -> None:
-        """num_rows: that items can have, a multiple of PAGE_ROWS."""
+    def __init__(self, num_rows: int, whole_runs: bool = False) -> None:
+        """num_rows: that items can have, a multiple of PAGE_ROWS. whole_runs: see RowStoreSizes."""
+        self.whole_runs = whole_runs
         self.pool = PagePool(1 + num_rows // PAGE_ROWS)  # page 0 holds zeros
         self._most = min(EMBEDS_ROWS, num_rows)  # rows of an item of prompt embeddings
         self._holders: dict[Request, None] = {}
@@ -53,6 +54,16 @@ class RowStoreManager:
                 return max(start, item.first)
             free -= need
             counted.add(item.key)
+        return stop
+
+    def before_runs(self, request: Request, start: int, stop: int) -> int:
+        """Returns where a step that computes tokens from `start` on ends, at `stop` or before: where runs of tokens are
+        whole, none is cut. `start`: it waits for a step with more room."""
+        rows = self._rows(request) if self.whole_runs else None
+        for _, item in () if rows is None else rows.touched(start, stop):
+            for first, count, _ in item.runs(item.first, item.stop):
+                if first < stop < first + count:
+                    return max(start, first)
         return stop
 
     def hold(self, request: Request, start: int, stop: int) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet.engine.executor.media_parts import run_tower
+from quintet.interface.platform import DeviceLost
 from quintet.media.items import MediaItem
 from quintet.media.spans import overlaps
 
@@ -45,6 +46,8 @@ def write_media(ranks: "WorkerGroup", writes: "Sequence[RowWrite]") -> None:
         assert isinstance(item, MediaRows), "this writer is of media alone"
         try:
             ranks.map_workers(partial(run_tower, item=item.media, places=places))
+        except DeviceLost:
+            raise
         except Exception as error:  # whatever the encoder's code raises: it ends the requests of this medium
             logger.error("%s of %d rows was not encoded", item.media.kind, item.count, exc_info=error)
             failed[item.key] = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]

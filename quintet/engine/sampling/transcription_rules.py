@@ -21,9 +21,8 @@ class TranscriptionRules(LogitEdit):
         self._rules = rules
 
     def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [
-            (row, request) for row, request in enumerate(requests) if request.core_request.encoder is not None
-        ]
+        numbered = enumerate(requests)
+        self._rows = [(row, request) for row, request in numbered if request.core_request.encoder is not None]
         self._timed = [
             (row, request)
             for row, request in self._rows

@@ -21,14 +21,13 @@ from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import MAX_SILENCE, EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.load_processors import load_processors
-from quintet.media.items import MediaProcessor
-from quintet.media.processes.client import ProcessorProcess
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRefusal, SubmitRequest
 from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes.adapter_client import AdapterClient
 from quintet.server.processes.grammar_checks import GrammarChecks
+from quintet.server.processes.media_client import ServedProcessor
 from quintet.server.processes.messages import FromPeer, decode_to_worker
 from quintet.server.processes.weight_client import WeightClient
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -63,7 +62,7 @@ class RemoteBackend:
         self._processor = OutputProcessor(None)
         self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
-        self._media_processor: ProcessorProcess | None = None
+        self.media_processor = ServedProcessor(lambda: self.model_info)
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
@@ -91,8 +90,7 @@ class RemoteBackend:
                 task.cancel()
         self._inbox.close(0)
         self._engines.close()
-        if self._media_processor is not None:
-            self._media_processor.close()
+        self.media_processor.close()
         self.peers.close()
         self.grammar_checks.close()
 
@@ -157,14 +155,6 @@ class RemoteBackend:
         self._deliver.pop(request_id, None)
         self._engines.close_request(request_id)
         self._take(self._processor.abort(request_id))
-
-    def media_processor(self) -> MediaProcessor:
-        model = self.model_info.media_model
-        if model is None:
-            raise ValueError(self.model_info.no_media or "this model takes text alone")
-        if self._media_processor is None:
-            self._media_processor = ProcessorProcess(model)
-        return self._media_processor
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
@@ -286,6 +276,7 @@ class RemoteBackend:
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
             encoder=served.encoder,
+            whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

@@ -70,7 +70,7 @@ def test_tokens_are_those_of_transformers_alone_together_and_from_the_cache(made
 
 
 def test_token_ids_of_the_processor_are_the_prompts(made: Made) -> None:
-    llm = opened(made, num_pages=40, kv_cache_memory_bytes=None)
+    llm = opened(made, num_pages=100, kv_cache_memory_bytes=None)
     for name, case in cases(made).items():
         ids = made.inputs(*case)["input_ids"][0].tolist()
         (output,) = llm.generate(prompt(*case), replace(GREEDY, max_tokens=1), use_tqdm=False)
@@ -107,7 +107,8 @@ def test_requests_that_are_preempted_go_on_with_their_pictures(made: Made) -> No
     llm = opened(made, enable_prefix_caching=False)
     want = [tokens(llm, [each], long)[0] for each in prompts]
     size = max(len(each.prompt_token_ids or ()) for each in llm.generate(prompts, GREEDY, use_tqdm=False))
-    few = opened(made, num_pages=2 + -(-(size + 40) // 16), kv_cache_memory_bytes=None, max_model_len=size + 40)
+    pages = 1 + llm._client.engine_plan.memory_plan.model_memory.pages_for(size + 40, 16)  # the longest fits alone
+    few = opened(made, num_pages=pages, kv_cache_memory_bytes=None, max_model_len=size + 40)
     assert tokens(few, prompts, long) == want
     assert few.get_stats()["num_preemptions"] > 0
 

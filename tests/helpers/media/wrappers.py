@@ -116,6 +116,13 @@ WRAPPERS = {
     "smolvlm": Wrapper(
         {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2}, specials=("<image>", *ROWS),
     ),
+    "gemma3": Wrapper(
+        {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+         "sliding_window": 20, "query_pre_attn_scalar": 16},
+        SIGLIP, {"size": {"height": 28, "width": 28}}, {"image_seq_length": 16}, {"mm_tokens_per_image": 16},
+        specials=("<image_soft_token>", "<start_of_image>", "<end_of_image>"), around="<start_of_image>",
+        named={"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+    ),
     "mistral3": Wrapper(
         {"model_type": "mistral"}, PIXTRAL, {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
         {"patch_size": 7, "spatial_merge_size": 2}, {"spatial_merge_size": 2, "vision_feature_layer": -1},
@@ -168,10 +175,11 @@ class Made:
         given = self.inputs(text, pictures)
         ids, made = given.pop("input_ids"), []
         given.pop("attention_mask", None)
-        types = given.pop("mm_token_type_ids", None)
+        name = "token_type_ids" if "token_type_ids" in given else "mm_token_type_ids"  # Gemma's
+        types = given.pop(name, None)
         with torch.inference_mode():
             for _ in range(count):
-                more = {} if types is None else {"mm_token_type_ids": types}
+                more = {} if types is None else {name: types}
                 made.append(int(self.model(input_ids=ids, use_cache=False, **more, **given).logits[0, -1].argmax()))
                 ids = torch.cat([ids, torch.tensor([[made[-1]]])], 1)
                 types = None if types is None else torch.cat([types, torch.zeros_like(types[:, :1])], 1)
