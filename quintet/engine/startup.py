@@ -120,7 +120,7 @@ def _decide(
     images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
-    family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
+    family = encoders.checked_family(config, hf_config, model_class(hf_config, platform.models, bool(backend)))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = resolve_quantization(
@@ -129,10 +129,8 @@ def _decide(
     if files is not None:
         reasons += describe_files(config, hf_config.model_type, weights, images.why)
         check_counts(weights, files.family, hf_config)
-    encoders.check_encoder_settings(config, family, hf_config.model_type)
     pooling = pooling_of(config, whole, folder, family)
-    if pooling is not None:
-        config = resolve_pooling(config, pooling, backend, reasons)
+    config = config if pooling is None else resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
 
 
-def check_encoder_settings(config: EngineConfig, family: type[ModelBase], model_type: str) -> None:
-    """ValueError names settings that a model with an encoder does not have."""
+def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]) -> type[ModelBase]:
+    """Returns the family. ValueError names settings that a model with an encoder does not have."""
     if getattr(family, "encoder_class", None) is None:
-        return
+        return family
     speculative = config.speculative_config
     drafts = speculative is not None and speculative.method not in ("ngram", "suffix")
     wanted = {
@@ -37,7 +37,8 @@ def check_encoder_settings(config: EngineConfig, family: type[ModelBase], model_
     }
     for name, why in wanted.items():
         if why:
-            raise ValueError(f"{name} is not there for {model_type} models: {why}; leave it out")
+            raise ValueError(f"{name} is not there for {hf_config.model_type} models: {why}; leave it out")
+    return family
 
 
 def speech_input(hf_config: Any, worker: "Worker") -> SpeechInput | None:

@@ -26,7 +26,6 @@ from quintet.interface.types import (
     IntArray,
     Layout,
     MaxShape,
-    Memory,
     Outputs,
     RankInfo,
     ShapeBucket,
@@ -227,9 +226,6 @@ class Worker:
         tower = 0 if self.tower is None else self.tower.weight_bytes
         return found._replace(weights=found.weights + tower)
 
-    def memory(self) -> Memory:
-        return self.device.memory()
-
     def load(
         self,
         folder: Path | WeightFiles | None,
@@ -268,12 +264,12 @@ class Worker:
 
     @torch.inference_mode()
     def _capture(self, progress: bool) -> None:
-        before, start = self.memory().free, time.perf_counter()
+        before, start = self.device.memory().free, time.perf_counter()
         for bucket in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
             outputs = self.run(bucket.batch)
             for each in leaves(outputs):
                 self.device.to_host(each)()  # waits for it
-        took, seconds = max(0, before - self.memory().free), time.perf_counter() - start
+        took, seconds = max(0, before - self.device.memory().free), time.perf_counter() - start
         logger.info("captured %d steps ahead in %.1f s: %.1f MiB", len(self._ahead), seconds, took / 2**20)
 
     def sleep(self, level: int) -> int:

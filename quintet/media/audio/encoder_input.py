@@ -18,7 +18,7 @@ _FORMS = "give samples at 16 kHz, or (samples, rate): float numbers from -1 to 1
 
 @dataclass(frozen=True)
 class SpeechInput:
-    """What a model's encoder of speech takes. Plain data: it crosses processes."""
+    """Input of a model's encoder of speech. Plain data: it crosses processes."""
 
     mel_bins: int
     rows: int  # that the encoder makes, of 20 ms each
