@@ -92,7 +92,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     yours.add_middlewares(
         app, yours.load_middlewares(settings.middleware)
     )  # what they read is bounded, and sent by who may call
-    app.add_middleware(BodyLimit, most=app.state.service.body_limit, gate=app.state.service.capacity)
+    app.add_middleware(BodyLimit, most=app.state.service.media_calls.body_limit, gate=app.state.service.capacity)
     app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(LocalNames, settings=settings)

@@ -14,7 +14,7 @@ from quintet.io_processors import Processors
 from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
-from quintet.server.config import BodyBytes, ServerConfig
+from quintet.server.config import ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
@@ -57,7 +57,7 @@ class AppState:
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self.ended_calls: set[EngineCall] = set()  # by the server's end
-        self.media_calls = MediaCalls(backend)
+        self.media_calls = MediaCalls(backend, settings)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -133,10 +133,6 @@ class AppState:
         if caller is None:
             caller = Caller() if http is None else caller_of(http)
         return EngineCall(self, http, asks, self._timeout(http), caller, waits)
-
-    def body_limit(self, path: str) -> BodyBytes:
-        """Returns the limit of requests to a path: more for chats, where the model takes images, video or audio."""
-        return self.settings.body_limit(path, media=self.media_calls.taken)
 
     def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""

@@ -64,6 +64,7 @@ class RemoteBackend:
         self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         self._media_processor: ProcessorProcess | None = None
+        self.media_processor = self._processor_of_media
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
@@ -158,7 +159,7 @@ class RemoteBackend:
         self._engines.close_request(request_id)
         self._take(self._processor.abort(request_id))
 
-    def media_processor(self) -> MediaProcessor:
+    def _processor_of_media(self) -> MediaProcessor:
         model = self.model_info.media_model
         if model is None:
             raise ValueError(self.model_info.no_media or "this model takes text alone")

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.media.errors import MediaPackageMissing
 from quintet.media.input import MediaInput
 from quintet.server.backend import Backend, EngineDead
+from quintet.server.config import BodyBytes, ServerConfig
 from quintet.server.http.errors import ApiError
 
 THREADS = 4  # requests whose media are fetched, decoded or made ready at once; others wait
@@ -16,10 +17,14 @@ THREADS = 4  # requests whose media are fetched, decoded or made ready at once; 
 class MediaCalls:
     """The way in of media, of one API process."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, settings: ServerConfig) -> None:
+        self._backend, self._settings = backend, settings
         self._input: MediaInput | None = None
         self._threads: ThreadPoolExecutor | None = None
+
+    def body_limit(self, path: str) -> BodyBytes:
+        """Returns the limit of requests to a path: more for chats, where the model takes images, video or audio."""
+        return self._settings.body_limit(path, media=self.taken)
 
     @property
     def taken(self) -> bool:

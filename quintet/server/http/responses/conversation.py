@@ -104,7 +104,7 @@ async def next_plan(
 
     def add() -> ConversationSoFar:
         items = plan.conversation.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
-        _check_size(items, service.body_limit(_PATH).bytes, "tools")
+        _check_size(items, service.media_calls.body_limit(_PATH).bytes, "tools")
         return plan.conversation._replace(
             items=items, messages=as_messages(items), size=plan.conversation.size + len(output)
         )
@@ -162,7 +162,9 @@ async def _read_conversation(
     service: AppState, store: ResponseStore, body: CreateResponse | CountInput, owner: str
 ) -> ConversationSoFar:
     stored = _stored(store, body.previous_response_id, owner)
-    most = service.body_limit(_PATH).bytes  # bytes of a conversation; stored items beyond that are log-probabilities
+    most = service.media_calls.body_limit(
+        _PATH
+    ).bytes  # bytes of a conversation; stored items beyond that are log-probabilities
     references = ItemReferences(body.input, store, owner, most)
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
 
