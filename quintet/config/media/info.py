@@ -1,4 +1,4 @@
-"""What the configuration and the environment allow of a model's media."""
+"""Makes the description of a model's media of the configuration and the environment."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

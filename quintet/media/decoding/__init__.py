@@ -1,2 +1,1 @@
-"""Images and videos as arrays, decoded in child processes with limits on time, memory and size: the extras `image` and
-`video`."""
+"""Images and videos as arrays, decoded in child processes with limits: the extras `image` and `video`."""

@@ -1,5 +1,8 @@
-"""Decodes images and videos in child processes. One process decodes many files in turn: its start takes longer than an
-image does. A decoder that crashes or never ends is an error of that file alone."""
+"""Decodes images and videos in child processes.
+
+One process decodes many files in turn: its start takes longer than an image does. A decoder that crashes or never ends
+is an error of that file alone.
+"""
 
 import logging
 import math

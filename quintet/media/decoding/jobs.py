@@ -1,4 +1,4 @@
-"""What a decoding process is asked for, and what it answers."""
+"""Orders for a decoding process, and its answers."""
 
 import msgspec
 

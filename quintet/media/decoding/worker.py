@@ -1,5 +1,4 @@
-"""Process that decodes images and videos, one after another, each under limits of time, memory and size. Run by
-decoder.py."""
+"""Process that decodes images and videos in turn, each under limits. Run by decoder.py."""
 
 import contextlib
 from io import FileIO

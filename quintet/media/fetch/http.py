@@ -29,7 +29,7 @@ _TARGET = "!$%&'()*+,;=:@/?-._~"  # characters that a path and a query keep; oth
 
 @dataclass(frozen=True)
 class FetchRules:
-    """What may be fetched over HTTP."""
+    """Rules of what may be fetched over HTTP."""
 
     domains: tuple[str, ...] = ()  # hosts, in lower case; none: nothing is fetched
     is_allowed: Callable[[str], bool] = is_public  # an address, as text

@@ -24,7 +24,7 @@ _SPACES = str.maketrans("", "", " \t\r\n")
 
 @dataclass(frozen=True)
 class MediaSources:
-    """Where the bytes of media may come from besides the request itself."""
+    """Sources of the bytes of media: the request itself, files of one folder, hosts."""
 
     rules: FetchRules = FetchRules()
     local_path: str | None = None  # folder of file:// URLs

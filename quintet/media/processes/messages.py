@@ -1,4 +1,4 @@
-"""What a processing process is asked for, and what it answers."""
+"""Orders for a processing process, and its answers."""
 
 import msgspec
 

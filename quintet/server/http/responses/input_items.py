@@ -6,9 +6,9 @@ from typing import Any
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
+from quintet.server.http.inputs.media_parts import MEDIA_PARTS, read_media_part
 from quintet.server.http.responses.item_references import ItemReferences, is_reference
 from quintet.server.http.responses.mcp.approvals import read_answer, read_request
-from quintet.server.http.responses.media_parts import MEDIA_PARTS, read_media_part
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import (
     CLIENT_CALLS,

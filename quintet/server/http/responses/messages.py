@@ -5,8 +5,8 @@ from typing import Any
 
 from quintet.chat.history import arguments_of
 from quintet.sampling_params import ParameterError
+from quintet.server.http.inputs.media_parts import MEDIA_PARTS, as_media
 from quintet.server.http.responses.mcp.approvals import approvals_as_calls
-from quintet.server.http.responses.media_parts import MEDIA_PARTS, as_media
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import PASSED_OVER
 
