@@ -80,7 +80,7 @@ def summarize(config: EngineConfig, path: Path) -> ModelSummary:
     plan = prepare(dataclasses.replace(_planned(config), model=str(path)), met=False)
     try:
         worker, model_memory = plan.ranks.workers[0], plan.memory_plan.model_memory
-        memory = worker.memory()
+        memory = worker.device.memory()
     finally:
         plan.ranks.close()
     length = plan.memory_plan.max_model_len

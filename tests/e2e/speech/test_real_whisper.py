@@ -20,7 +20,7 @@ from quintet.media.audio.resample import resample
 from quintet.model_loader.ctranslate2 import config_of, generation_config_of, state_dict_of
 from tests.helpers.checkpoints.whisper import greedy, tone
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200)]  # two models, 24 transcripts each, by two programs
 
 COUNT = 60  # tokens of a transcript
 TEXTS = {
