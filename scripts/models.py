@@ -123,8 +123,8 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    tables = f"\n\n{gguf_table()}\n{published_table()}"
-    return HEAD + head + "\n".join(rows) + tables + MIDDLE + "\n".join(left) + "\n" + END
+    more = f"\n\n{gguf_table()}\n{published_table()}"
+    return HEAD + head + "\n".join(rows) + more + MIDDLE + "\n".join(left) + "\n" + END
 
 
 def _row(kind: str, known: dict[str, Support]) -> str:
