@@ -36,9 +36,9 @@ def _cohere2(model: GGUFModel) -> Entries:
 
 def _chatglm(model: GGUFModel) -> Entries:
     """The file has the fields of the published code."""
-    said = dict.fromkeys(("rmsnorm", "original_rope", "post_layer_norm", "multi_query_attention"), True)
+    shape = dict.fromkeys(("rmsnorm", "original_rope", "post_layer_norm", "multi_query_attention"), True)
     return {
-        **said,
+        **shape,
         "padded_vocab_size": model.shape("token_embd.weight")[0],
         "kv_channels": model.head_dim,
         "rope_ratio": model.number("rope.freq_base", 1e4) / 1e4,
