@@ -160,7 +160,7 @@ def steps(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float
         if not fits(made, host):
             return None
         took = stepped(worker, padded(made, host), wait)
-        cache = requests * context * worker.page_bytes / made.config.page_size
+        cache = requests * context * worker.kv_cache_layout.page_bytes / made.config.page_size
         weights = read_bytes(worker, share_of_experts(config, requests))
         return row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s")
 

@@ -55,7 +55,7 @@ def start(model: str, cache: str | None) -> dict[str, Any]:
         "prepare_s": decided - imported,
         "load_s": done - decided,
         "weight_bytes": sum(held.values()),
-        "kv_bytes": worker.page_bytes * 160,
+        "kv_bytes": worker.kv_cache_layout.page_bytes * 160,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "torch": torch.__version__,
     }

@@ -41,6 +41,10 @@ SERVER = {
         "Prompt and one token of output do not fit into `max_model_len`.",
         "Shorten the prompt, set `truncate_prompt_tokens`, or start the server with a larger `--max-model-len`.",
     ),
+    "audio_too_long": (
+        "A session of `/v1/realtime` has more audio than `--max-audio-seconds`.",
+        "Open another session.",
+    ),
     "engine_dead": (
         "The process that runs the model has ended or hangs; the server ends with code 1.",
         "Read the server's log for the reason, and restart it.",
@@ -49,6 +53,14 @@ SERVER = {
     "invalid_api_key": (
         "The request has no key, or a wrong one.",
         "Send `Authorization: Bearer KEY` or `x-api-key: KEY` with a key of `--api-key`.",
+    ),
+    "invalid_audio": (
+        "The file is no audio, is damaged, is longer than `--max-audio-seconds`, or needs a package that is missing.",
+        "The message has the reason; convert the file, such as by `ffmpeg -i FILE -ar 16000 -ac 1 a.wav`.",
+    ),
+    "invalid_event": (
+        "A message to `/v1/realtime` is no event of it, or has a wrong value.",
+        "Send the events of [speech to text](speech.md#while-it-is-spoken); the session goes on.",
     ),
     "invalid_encoding": ("The compressed body is damaged.", "Compress it again, or send it uncompressed."),
     "invalid_form": (

@@ -7,9 +7,12 @@ rule in tests/rules holds all of them together. What no file says stands here: n
 another's, and what is left out.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import nn
@@ -18,6 +21,7 @@ from transformers.models.auto import modeling_auto
 from quintet.conformance.features import CLAIMS
 from quintet.engine.platform_support import SUPPORT_FILE as TABLE
 from quintet.engine.platform_support import Support, read
+from quintet.hub.hf_config import read_config
 from quintet.interface.platform import SingleRank
 from quintet.interface.types import StateSpec
 from quintet.layers import blocks
@@ -28,14 +32,17 @@ from quintet.layers.embedding import PositionEmbedding, SinusoidalPositionEmbedd
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
+from quintet.media.families import FAMILIES, REFUSED
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
 from quintet.quantize.targets import UnusedMixer
 from quintet_tools.checkpoints import encoders
 from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
+from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
+from scripts.reference_pages.gguf_table import gguf_table, published_table
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -75,6 +82,7 @@ ALSO = {
     "qwen3_omni_moe_text": "text of Qwen3-Omni",
     "qwen3_vl_moe_text": "text of Qwen3-VL with experts",
     "qwen3_vl_text": "text of Qwen3-VL",
+    "whisper": "all sizes, `.en`; CTranslate2's folders, too ([speech.md](speech.md))",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # what a report shows first of families that give hidden states alone
@@ -93,6 +101,20 @@ WRAPPED = {
     "qwen3_vl_text": "qwen3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+}
+# wrappers whose images are served -> which models those are
+PICTURES = {
+    "gemma3": "Gemma 3 from 4B on",
+    "idefics3": "Idefics 3; an image is cut into tiles, with tokens between their rows",
+    "internvl": "InternVL 2.5, 3 and 3.5 as transformers stores them (`-hf`)",
+    "llava": "LLaVA 1.5, and Pixtral as transformers stores it",
+    "llava_next": "LLaVA 1.6",
+    "llava_onevision": "LLaVA-OneVision",
+    "mistral3": "Mistral Small 3.1 and 3.2",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen2_vl": "Qwen2-VL",
+    "qwen3_vl": "Qwen3-VL, dense",
+    "smolvlm": "SmolVLM, SmolVLM 2",
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
@@ -119,7 +141,23 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    return HEAD + head + "\n".join(rows) + MIDDLE + "\n".join(left) + "\n" + END
+    after = AFTER_IMAGES.format(until=REFUSED["paligemma"])
+    shown = "\n".join(rows) + f"\n\n{gguf_table()}\n{published_table()}" + MIDDLE + _images()
+    return HEAD + head + shown + after + "\n".join(left) + "\n" + END
+
+
+def _images() -> str:
+    """Rows of the table of wrappers whose images are served."""
+    rows = []
+    for kind, family in FAMILIES.items():
+        parts = [PICTURES[kind]]
+        parts += ["tokens have three rotary positions (M-RoPE)"] * family.rotary
+        parts += [
+            "tokens of an image see one another, and are computed in one step; on the CPU alone"
+        ] * family.bidirectional
+        parts += ["rows are added behind the first layers, too (deepstack)"] * family.deepstack
+        rows.append(f"| `{kind}` | {'; '.join(parts)} |\n")
+    return "".join(rows)
 
 
 def _row(kind: str, known: dict[str, Support]) -> str:
@@ -162,6 +200,8 @@ def _first_line(kind: str) -> tuple[str, str]:
 
 def _config(kind: str) -> Any:
     """Of the family's first small model."""
+    if kind in ENCODER_DECODERS:
+        return read_config(kind, ENCODER_DECODERS[kind], ROOT / "config.json")
     if kind in ENCODERS:
         return encoders.configured(kind, next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
@@ -175,6 +215,8 @@ def _classes(kind: str) -> str:
         return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
+    if kind in ENCODER_DECODERS:
+        return f"`{modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[kind]}`"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
@@ -212,6 +254,8 @@ def _attention(specs: list[Any]) -> list[str]:
     names["chunk"] = "chunks in some layers"
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
     found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
+    found += ["attention to an encoder's rows"] if any(getattr(spec, "source", "") == "cross" for spec in specs) else []
+    specs = [spec for spec in specs if getattr(spec, "source", "") != "cross"]
     return found + (["both ways"] if any(getattr(spec, "causal", True) is False for spec in specs) else [])
 
 
@@ -284,14 +328,41 @@ MIDDLE = """
 
 ## Text of multimodal models
 
-A multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and the tensors
-of other parts (`vision_tower`, `audio_tower`, projectors) are passed over, which a line at start says. Images, audio
-and video are not served yet, and are refused in requests. Where no family here has the type, transformers' code may run
-it. `tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
+The text of a multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and
+the tensors of other parts (`audio_tower`; `vision_tower` and projectors of wrappers that are not in the table below)
+are passed over, which a line at start says. Where no family here has the type, transformers' code may run it.
+`tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
 `mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`,
 `exaone4_5`, `hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`,
 `qwen3_vl`, `gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are
 attended to both ways.
+
+## Images of multimodal models
+
+Of the wrappers in this table, images are served, too. The processor, the vision tower and the projector are
+transformers' own; the text model is the family's file here. `tests/e2e/media/test_pictures.py` compares greedy tokens
+in float32 with transformers' wrapper on the CPU, for small random checkpoints: no image, one, several, odd sizes, the
+same one twice; alone, batched, cut at any token, found in the prefix cache, preempted. No published checkpoint was run
+here, and no GPU: the towers compute by torch there, too, which is unverified.
+
+| `model_type` | its images |
+|---|---|
+"""
+AFTER_IMAGES = """
+- Others are refused by name, and their text runs. `paligemma`: {until}. Every other wrapper: it was not
+  tried with images. Audio and video of chat models are refused for all.
+- Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
+  head, in a GGUF file, with `load_format` `sharded_state`, and `qwen3_vl` in pipeline stages.
+- Memory: rows of images stand on the device, `hidden_size` numbers of the model's type for each token of an image
+  (`qwen3_vl`: several times as many), until their place is needed. `encoder_cache_rows` sets how many there is room
+  for; by default `max_num_batched_tokens`, 8192, or twice `max_model_len` where that is less than 8192, whichever is
+  most. They, and the tower, are counted among the weights. An image with more tokens than rows is refused when its
+  request comes; requests whose images find no room wait.
+- `limit_mm_per_prompt={{"image": 0}}` loads no tower, and `language_model_only` does the same.
+- Without torchvision, images are processed by Pillow and NumPy (transformers' `backend="pil"`), whose pixels differ in
+  the last bits from torchvision's. Where it is installed, transformers chooses.
+- An image is processed alone, and found again by its content (`mm_processor_cache_gb`). LLaVA-OneVision's chats with
+  several images are read as transformers' `apply_chat_template` has them: each as one tile.
 
 ## Left out
 

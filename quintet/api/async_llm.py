@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
@@ -16,6 +16,7 @@ from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.api.collective_rpc import collective_rpc
 from quintet.api.lora import AsyncLoRAMethods, adapted
 from quintet.api.weight_updates import AsyncWeightUpdateMethods
+from quintet.chat.encoder_prompts import is_encoder_prompt
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import accepts_fields_of
@@ -88,7 +89,7 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
 
         What fails later than ValueError ends this request alone: finish_reason is "error", and `error` says why.
         """
-        parsed = self._client.parse(prompt)
+        parsed = await self._parsed(prompt)
         if len(parsed) != 1:
             raise ValueError(f"generate() takes one prompt, not {len(parsed)}; call it once for each")
         parsed = await adapted(self._client, parsed, lora_request)
@@ -112,10 +113,10 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config
-        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config)
+        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config, self._client.media)
         if len(call) != 1:
             raise ValueError(f"chat() takes one conversation, not {len(call)}; call it once for each")
-        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()])
+        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()], asyncio.to_thread)
         kind = chat.params.output_kind
         delta, parser = (
             kind == RequestOutputKind.DELTA,
@@ -209,6 +210,12 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, En
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute("AsyncLLM", name, dir(AsyncLLM))
+
+    async def _parsed(self, prompt: PromptType) -> list[Prompt]:
+        """Parses a prompt; one with media in another thread, since that takes a while."""
+        if isinstance(prompt, Mapping) and is_encoder_prompt(prompt):
+            return await asyncio.to_thread(self._client.parse, prompt)
+        return self._client.parse(prompt)
 
     async def _follow(
         self, prompt: Prompt, params: SamplingParams | PoolingParams | None, request_id: str | None, priority: int

@@ -143,7 +143,9 @@ def _expand(
     def add() -> None:
         for request_id, beam in zip(ids, beams, strict=True):
             own = one if fmt is None else replace(one, allowed_token_ids=fmt.allowed_token_ids(beam))
-            client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt, lora=prompt.lora), own)
+            client.add(
+                request_id, Prompt(beam.tokens, None, prompt.cache_salt, lora=prompt.lora, encoder=prompt.encoder), own
+            )
 
     try:
         shared.call(add)

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 from quintet.chat.messages import ChatOptions, conversations, load_chat_template
 from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, is_cut_off
 from quintet.chat.prepare import ChatInput, ChatModel, PreparedChat, prepare
+from quintet.chat.prompts import TakenMedia
 from quintet.chat.tool_choice import read_tools
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import StructuredOutputsConfig
+from quintet.media.input import MediaInput
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers.message_builder import MessageBuilder
 from quintet.sampling_params import SamplingParams
@@ -28,6 +30,8 @@ class CallOptions:
     parallel_tool_calls: bool | None = True  # False: one call at most
     tool_call_parser: str | None = None  # by name, or "none"; the one that fits the template if not given
     reasoning_parser: str | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None  # of the model's processor of images, video and audio
+    media_io_kwargs: Mapping[str, Any] | None = None  # how media are decoded, by kind
 
 
 class ChatCall:
@@ -40,8 +44,10 @@ class ChatCall:
         messages: Any,
         options: Mapping[str, Any],
         config: StructuredOutputsConfig,
+        media: TakenMedia = "",
     ) -> None:
-        """`family` is the model's type; `options` are the fields of ChatOptions and CallOptions.
+        """`family` is the model's type; `options` are the fields of ChatOptions and CallOptions; `media` makes prompts
+        with images, video and audio ready, or is the reason why there are none.
 
         ValueError says what is wrong with an option.
         """
@@ -55,6 +61,7 @@ class ChatCall:
             tokenizer=tokenizer,
             parsers=Parsers.select(call, tokenizer, own, family),
             grammars=GrammarWriter(config, tokenizer),
+            media=media if isinstance(media, MediaInput) else None,
         )
         tool_choice = read_tools(template.tools, call.tool_choice)
         self._chats = [
@@ -63,6 +70,8 @@ class ChatCall:
                 options=replace(template, chat_template=own),
                 tool_choice=tool_choice,
                 parallel_tool_calls=call.parallel_tool_calls is not False,
+                media_io_kwargs=call.media_io_kwargs,
+                mm_processor_kwargs=call.mm_processor_kwargs,
             )
             for each in conversations(messages)
         ]
@@ -71,16 +80,18 @@ class ChatCall:
         """Number of conversations."""
         return len(self._chats)
 
-    async def prepare(self, params: Sequence[SamplingParams]) -> list[PreparedChat]:
+    async def prepare(self, params: Sequence[SamplingParams], media_worker: Any = None) -> list[PreparedChat]:
         """Prepares each conversation with its params, which do not change; what is alike stays one object.
+        `media_worker`: runs what waits for hosts and decoders; None: it is done here.
 
         ValueError says what is wrong with a message.
         """
         checked = {at: _check_structured_output(each) for at, each in {id(each): each for each in params}.items()}
         alike: dict[tuple[int, tuple[int, ...], str], SamplingParams] = {}
+        model = self._model if media_worker is None else replace(self._model, media_worker=media_worker)
         chats = []
         for chat, each in zip(self._chats, params, strict=True):
-            made = await prepare(replace(chat, params=checked[id(each)]), self._model)
+            made = await prepare(replace(chat, params=checked[id(each)]), model)
             key = (id(each), tuple(made.params.keep_special_tokens), made.grammar)
             chats.append(replace(made, params=alike.setdefault(key, made.params)))
         return chats

@@ -193,7 +193,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     def _prepare(self, messages: Any, params: Params, options: dict[str, Any]) -> list[PreparedChat]:
         self._client.input_processor.check_generates()
         config = self._client.config.structured_outputs_config
-        call = ChatCall(self._tokenizer(), self._client.family, messages, options, config)
+        call = ChatCall(self._tokenizer(), self._client.family, messages, options, config, self._client.media)
         return run_without_loop(call.prepare(self._params(params, len(call))))
 
     def _run(

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from quintet.config import EngineConfig
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.memory_planner import GIB
-from quintet.engine.startup import EnginePlan, prepare
+from quintet.engine.startup import prepare
 from quintet.gguf.file_choice import quantization_label
 from quintet.interface.types import Memory
 from quintet.model_loader.gguf_weights import model_of
@@ -79,7 +80,7 @@ def summarize(config: EngineConfig, path: Path) -> ModelSummary:
     plan = prepare(dataclasses.replace(_planned(config), model=str(path)), met=False)
     try:
         worker, model_memory = plan.ranks.workers[0], plan.memory_plan.model_memory
-        memory = worker.memory()
+        memory = worker.device.memory()
     finally:
         plan.ranks.close()
     length = plan.memory_plan.max_model_len

@@ -9,6 +9,7 @@ from typing import Any
 
 from quintet.chat.history import arguments_of, first_that_renders, split_thoughts
 from quintet.chat.lazy_template import render_template, template_variables
+from quintet.chat.media.parts import MEDIA_TYPES, MediaCollector, is_media
 from quintet.chat.prompts import Prompt
 from quintet.common.suggestions import refuse_unknown, unknown_name_error
 from quintet.common.unknown_fields import drop_unknown, report_unknown
@@ -70,10 +71,13 @@ def load_chat_template(given: str | Path) -> str:
         raise ValueError(f"chat_template {str(given)!r} is neither Jinja text nor a readable file: {error}") from None
 
 
-def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions) -> Prompt:
+def render_chat(
+    tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions, media: MediaCollector | None = None
+) -> Prompt:
     """The prompt that asks for the next message; its ids are what transformers' apply_chat_template gives.
 
-    options.chat_template is Jinja text here.
+    options.chat_template is Jinja text here. `media` gets the images, video and audio of the messages; None: they are
+    refused.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"a conversation is a list of messages, not {type(messages).__name__}")
@@ -81,7 +85,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     tools = _tools(options.tools)
     template = _template(tokenizer, options.chat_template, tools is not None)
-    checked = [_check(message, place, template) for place, message in enumerate(messages)]
+    media = MediaCollector() if media is None else media
+    checked = [_check(message, place, template, media) for place, message in enumerate(messages)]
     if options.continue_final_message:
         checked[-1] = _mark(checked[-1])
     variables: dict[str, Any] = {
@@ -102,7 +107,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
     return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
 
 
-def _check(message: Any, place: int, template: str) -> Message:
+def _check(message: Any, place: int, template: str, media: MediaCollector) -> Message:
     """A message as templates want it."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
@@ -125,7 +130,7 @@ def _check(message: Any, place: int, template: str) -> Message:
         if value is not None and key != "content" and not (key == "tool_calls" and value == [])
     }
     if content is not None:
-        checked["content"] = _content(content, place, template)
+        checked["content"] = _content(content, place, template, _MediaParts(media, role, template))
     if "tool_calls" in checked:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], place)
     reasoning = next((checked[key] for key in REASONING if key in checked), thought or None)
@@ -146,20 +151,38 @@ def _names(template: str, word: str) -> bool:
     return f"'{word}'" in template or f'"{word}"' in template
 
 
-def _content(content: Any, place: int, template: str) -> Any:
+def _content(content: Any, place: int, template: str, media: "_MediaParts") -> Any:
     """One text: parts are joined by line breaks, but for a template that writes parts itself."""
     if isinstance(content, str):
         refuse_surrogates(content, f"the content of message {place}")
         return [{"type": "text", "text": content}] if _content_format(template) == "parts" else content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise ValueError(f"message {place}: content must be text or a list of parts, not {type(content).__name__}")
-    parts = [_part(part, place, number) for number, part in enumerate(content)]
-    if _content_format(template) == "parts" or (len(parts) > 1 and _content_format(template) == "both"):
-        return [{"type": "text", "text": part} for part in parts]
-    return "\n".join(parts)
+    parts = [
+        media.read(part, f"messages[{place}].content[{number}]") if is_media(part) else _part(part, place, number)
+        for number, part in enumerate(content)
+    ]
+    listed = any(part["type"] != "text" for part in parts)
+    if listed or _content_format(template) == "parts" or (len(parts) > 1 and _content_format(template) == "both"):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
-def _part(part: Any, place: int, number: int) -> str:
+class _MediaParts:
+    """Images, video and audio of one message, as its chat template writes them."""
+
+    def __init__(self, media: MediaCollector, role: str, template: str) -> None:
+        self._media, self._role, self._template = media, role, template
+
+    def read(self, part: Any, where: str) -> Message:
+        """Returns the part for the template: of the kind alone, or the model's placeholder as text."""
+        kind = self._media.add(part, self._role, where)
+        if _writes_media(self._template, kind):
+            return {"type": kind}
+        return {"type": "text", "text": self._media.placeholder(kind, where)}
+
+
+def _part(part: Any, place: int, number: int) -> Message:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind == "str" or not isinstance(part, Mapping):
         part = {"type": "text", "text": part} if isinstance(part, str) else {}
@@ -168,15 +191,21 @@ def _part(part: Any, place: int, number: int) -> str:
     elif isinstance(part, dict):
         drop_unknown(part, _PART_KEYS, f"messages[{place}].content[{number}]")
     if not part:
-        raise ValueError(
-            f"message {place}: content parts of type {kind!r} are not supported; models here take text, and images, "
-            "audio and video of no model are served yet: leave the part out"
-        )
+        known = f"text, {', '.join(MEDIA_TYPES)}"
+        raise ValueError(f"message {place}: content parts of type {str(kind)[:80]!r} are not supported; known: {known}")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise ValueError(f"message {place}: a part of type {kind!r} must hold text, not {type(text).__name__}")
     refuse_surrogates(text, f"the content of message {place}")
-    return text
+    return {"type": "text", "text": text}
+
+
+@functools.lru_cache(maxsize=64)
+def _writes_media(template: str, kind: str) -> bool:
+    """True if the template writes something for a part of this kind. Tried, not guessed."""
+    text = {"type": "text", "text": _PROBE}
+    alone, beside = _probe(template, [text]), _probe(template, [{"type": kind}, text])
+    return _PROBE in alone and _PROBE in beside and alone != beside and f"'type': '{kind}'" not in beside
 
 
 @functools.lru_cache(maxsize=64)
@@ -266,6 +295,8 @@ def _mark(message: Message) -> Message:
     """Ends the message's text with the tag."""
     content = message.get("content")
     if isinstance(content, list):
+        if content[-1]["type"] != "text":
+            raise ValueError("continue_final_message needs a last message that ends with text to go on from")
         last = {**content[-1], "text": content[-1]["text"] + _TAG}
         return {**message, "content": [*content[:-1], last]}
     if not content:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quintet.chat.lazy_template import template_variables
+from quintet.chat.media.parts import MediaCollector, is_media
+from quintet.chat.media.process import process_media, run_media_inline
 from quintet.chat.messages import ChatOptions, render_chat
 from quintet.chat.output_parser import OutputFormat, Parsers, marker_ids
 from quintet.chat.prompts import Prompt, PromptLimit, parse_prompt
@@ -22,6 +24,7 @@ from quintet.chat.tool_choice import (
     strict_grammar,
     structured_output_grammar,
 )
+from quintet.media.input import MediaInput
 from quintet.parsers import ReasoningParser, Tool
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 from quintet.structured_output.grammar_source import GrammarWriter
@@ -52,6 +55,8 @@ class ChatInput:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True  # False: one call at most
     thinking: ReasoningSettings = ReasoningSettings()
+    media_io_kwargs: Mapping[str, Any] | None = None  # options of decoding, by kind of media
+    mm_processor_kwargs: Mapping[str, Any] | None = None  # options of the model's processor of media
     add_special_tokens: bool = False
     cache_salt: str | None = None
     size: int = 0  # upper bound of the characters; decides if a worker thread renders
@@ -86,6 +91,8 @@ class ChatModel:
     max_model_len: int | None = None  # None: the engine checks and truncates prompts
     vocab_size: int = 0
     worker: Callable[[int, Callable[[], Any], str], Awaitable[Any]] = run_inline
+    media: MediaInput | None = None  # of images, video and audio; None: the model takes text alone
+    media_worker: Callable[[Callable[[], Any]], Awaitable[Any]] = run_media_inline  # runs what fetches and decodes
 
 
 async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = None) -> PreparedChat:
@@ -119,15 +126,17 @@ async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = Non
 async def render(chat: ChatInput, model: ChatModel) -> Prompt:
     """Renders a conversation to a prompt. With params, it is truncated and its length is checked."""
     params, names = chat.params, chat.names
+    limit, media = None, MediaCollector(None if model.media is None else model.media.info)
+    if params is not None and model.max_model_len is not None:
+        limit = PromptLimit(model.max_model_len, names.messages, names.remedy)
 
     def work() -> Prompt:
-        limit = None
-        if params is not None and model.max_model_len is not None:
-            limit = PromptLimit(model.max_model_len, names.messages, names.remedy)
-            if params.truncate_prompt_tokens is None:
-                limit.check_text(_text_size(chat.messages), model.tokenizer)
-        prompt = render_chat(model.tokenizer, chat.messages, _options(chat, model))
+        if limit is not None and params is not None and params.truncate_prompt_tokens is None:
+            limit.check_text(_text_size(chat.messages), model.tokenizer)
+        prompt = render_chat(model.tokenizer, chat.messages, _options(chat, model), media)
         ids = prompt.token_ids
+        if media.parts:
+            return prompt
         if chat.add_special_tokens:
             ids = model.tokenizer.encode(prompt.text or "", add_special_tokens=True)
         if params is None or limit is None:
@@ -137,10 +146,17 @@ async def render(chat: ChatInput, model: ChatModel) -> Prompt:
         return parse_prompt(keyed, model.tokenizer, model.vocab_size)
 
     slow = chat.options.chat_template is not None or chat.options.tools
-    prompt: Prompt = await model.worker(
-        max(chat.size, MAX_INLINE_CHARACTERS) if slow else chat.size, work, names.messages
-    )
-    return prompt
+    size = chat.size if model.media is None else min(chat.size, _text_size(chat.messages) + MAX_INLINE_CHARACTERS)
+    prompt: Prompt = await model.worker(max(size, MAX_INLINE_CHARACTERS) if slow else size, work, names.messages)
+    if not media.parts:
+        return prompt
+    assert model.media is not None
+    options = chat.media_io_kwargs, chat.mm_processor_kwargs
+    process = functools.partial(process_media, model.media, prompt.text or "", media.parts, options, names.messages)
+    made: Prompt = await model.media_worker(process)
+    if limit is not None and params is not None:
+        limit.fit_whole(made.token_ids, params, "the conversation")
+    return replace(made, cache_salt=chat.cache_salt)
 
 
 async def compiled_grammar(grammars: GrammarWriter, wanted: StructuredOutputsParams | None, parameter: str) -> str:
@@ -280,9 +296,9 @@ async def _tool_error(chat: ChatInput, model: ChatModel, error: ParameterError) 
 
 
 def _text_size(value: Any) -> int:
-    """Counts characters of all strings in a nested value."""
+    """Counts characters of all strings in a nested value; images, video and audio count nothing."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_text_size(each) for each in value.values())
+        return 0 if is_media(value) else sum(_text_size(each) for each in value.values())
     return sum(_text_size(each) for each in value) if isinstance(value, list) else 0

@@ -2,20 +2,30 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from numbers import Integral
 from typing import Any, TypedDict
 
+from quintet.chat.encoder_prompts import is_encoder_prompt, split_prompt
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.input import MediaInput
+from quintet.media.items import MediaItem
+from quintet.media.prompt_data import KEYS as MEDIA_KEYS
+from quintet.media.prompt_data import process_prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
+# how a model takes media: as parts of its prompts, for its encoder alone, or not, for this reason
+TakenMedia = MediaInput | SpeechInput | str
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
 _TOGETHER = 1024  # texts that are encoded at once
 SEGMENTS = 2**15  # far more than any model tells apart
+NO_MEDIA = "this model takes text alone"
 _FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
 
 
@@ -49,11 +59,15 @@ class Prompt:
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    encoder: MediaItem | None = None  # what the model's encoder takes
+    media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
 
     @property
     def salt(self) -> bytes:
-        """Bytes that keep the cached pages of tenants and adapters apart."""
+        """Bytes that keep the cached pages of tenants, adapters and encoded media apart."""
         salt = (self.cache_salt or "").encode()
+        if self.encoder is not None:
+            salt = blake2b(salt, key=self.encoder.digest, digest_size=32, person=b"quintet-media").digest()
         return salt if self.lora is None else self.lora.salted(salt)
 
 
@@ -92,19 +106,36 @@ class PromptLimit:
             raise ContextLengthError(self, f"{name} has {len(ids)} tokens")
         return ids
 
+    def fit_whole(self, ids: list[int], params: SamplingParams, name: str) -> None:
+        """Checks a prompt with media, which is not truncated. Raises ParameterError if it would be."""
+        if params.kept(len(ids), self.tokens) != slice(0, len(ids)):
+            raise ParameterError(
+                "truncate_prompt_tokens", f"would cut {name} of {len(ids)} tokens, which has media; leave it out, or "
+                "send fewer media",
+            )  # fmt: skip
+        self.fit(ids, params, name)
 
-def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
+
+def parse_prompts(
+    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0, media: TakenMedia = NO_MEDIA
+) -> list[Prompt]:
     """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
-    where they may not. Raises ValueError that says which prompt and why."""
+    where they may not. `media`: makes prompts with media ready, or says why there may be none. Raises ValueError that
+    says which prompt and why."""
     if not isinstance(prompts, (list, tuple)) or (prompts and _is_number(prompts[0])):
-        return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
+        return [parse_prompt(prompts, tokenizer, vocab_size, width=width, media=media)]
     parsed: list[Prompt] = []
     for first in range(0, len(prompts), _TOGETHER):
         named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
-        if tokenizer is not None and len(named) > 1 and all(isinstance(each, str) for each, _ in named):
+        if (
+            tokenizer is not None
+            and not isinstance(media, SpeechInput)
+            and len(named) > 1
+            and all(isinstance(each, str) for each, _ in named)
+        ):
             parsed += _texts(named, tokenizer, vocab_size)
         else:
-            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width) for each, name in named]
+            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width, media) for each, name in named]
     return parsed
 
 
@@ -119,15 +150,25 @@ def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: i
     ]
 
 
-def parse_prompt(
-    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0
-) -> Prompt:
+def parse_prompt(  # of a model: its tokenizer, and what else prompts may be
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0,
+    media: TakenMedia = NO_MEDIA,
+) -> Prompt:  # fmt: skip
     """One prompt; `name` is what a message calls it."""
+    if isinstance(media, SpeechInput) and isinstance(prompt, Mapping) and is_encoder_prompt(prompt):
+        decoder, item = split_prompt(prompt, media, name)
+        if isinstance(text := decoder.get("prompt"), str) and decoder.get("prompt_token_ids") is None:
+            decoder["prompt_token_ids"] = _encode(text, tokenizer, vocab_size, name, special=False)
+        return replace(_parse_dict(decoder, tokenizer, vocab_size, name, width), encoder=item)
     if isinstance(prompt, str):
         return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
     if isinstance(prompt, (list, tuple)):
         return Prompt(_check_ids(prompt, vocab_size, name))
     if isinstance(prompt, Mapping):
+        if any(prompt.get(key) for key in MEDIA_KEYS):
+            with_media = _with_media(prompt, vocab_size, name, media)
+            if with_media is not None:
+                return with_media
         return _parse_dict(prompt, tokenizer, vocab_size, name, width)
     raise ValueError(f"{name} is of type {type(prompt).__name__}; {_FORMS}")
 
@@ -135,16 +176,13 @@ def parse_prompt(
 def _parse_dict(
     prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
 ) -> Prompt:
-    refuse_unknown("prompt key", map(str, prompt), _KEYS, PROMPT_KEYS)
+    refuse_unknown("prompt key", map(str, prompt), (*_KEYS, *MEDIA_KEYS), PROMPT_KEYS)
     text, ids, embeds, salt, types = (prompt.get(key) for key in _KEYS)
     if types is not None and ids is None:
         raise ValueError(f"{name}: 'token_type_ids' are of 'prompt_token_ids'; give both, or neither")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
-    if salt is not None and not (isinstance(salt, str) and salt):
-        raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
-    if salt is not None:
-        refuse_surrogates(salt, f"{name}: 'cache_salt'")
+    _check_salt(salt, name)
     if embeds is not None:
         if ids is not None or text is not None:
             raise ValueError(f"{name}: 'prompt_embeds' are the whole prompt; leave out 'prompt' and 'prompt_token_ids'")
@@ -158,6 +196,38 @@ def _parse_dict(
     segments = b"" if types is None else _segments(types, len(ids), name)
     # given both, the ids are run and the text is shown
     return Prompt(_check_ids(ids, vocab_size, name), text, salt, types=segments)
+
+
+def _check_salt(salt: Any, name: str) -> None:
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
+    if salt is not None:
+        refuse_surrogates(salt, f"{name}: 'cache_salt'")
+
+
+def _with_media(prompt: Mapping[Any, Any], vocab_size: int, name: str, media: TakenMedia) -> Prompt | None:
+    """Returns a prompt of text or token ids with media; None if it has no media after all."""
+    if not isinstance(media, MediaInput):
+        why = media if isinstance(media, str) else "this model takes audio for its encoder alone"
+        raise ValueError(f"{name}: 'multi_modal_data' is not taken here: {why}")
+    refuse_unknown("prompt key", map(str, prompt), ("prompt", "prompt_token_ids", "cache_salt", *MEDIA_KEYS), {})
+    text, ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+    _check_salt(salt, name)
+    given: str | list[int]
+    if isinstance(ids, (list, tuple)):
+        given = _check_ids(ids, vocab_size, name)
+    elif ids is None and isinstance(text, str):
+        given = text
+        refuse_surrogates(text, name)
+    else:
+        raise ValueError(f"{name} must have 'prompt', a text, or 'prompt_token_ids', a list of ints")
+    try:
+        made = process_prompt(media, given, prompt, salt)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if made is None:
+        return None
+    return Prompt(_check_tokenizer_ids(made.token_ids, vocab_size, name), text, salt, media=tuple(made.items))
 
 
 def _segments(types: Any, count: int, name: str) -> bytes:
@@ -185,11 +255,12 @@ def check_enabled(width: int, name: str) -> None:
         )
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str, special: bool = True) -> list[int]:
+    """Encodes a text; with `special`, special tokens around it are those that the tokenizer adds."""
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
     refuse_surrogates(text, name)
-    return _check_tokenizer_ids(tokenizer.encode(text), vocab_size, name)
+    return _check_tokenizer_ids(tokenizer.encode(text, special), vocab_size, name)
 
 
 def _check_tokenizer_ids(ids: list[int], vocab_size: int, name: str) -> list[int]:

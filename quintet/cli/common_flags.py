@@ -23,6 +23,10 @@ COMMON_FLAGS: Mapping[str, tuple[str, ...]] = {
     "complete": ("--model", *_SAMPLING, "--stop", "--url", "--api-key", "--quiet"),
     "embed": _NUMBERS,
     "rerank": ("--output", "--json", "--field", "--top-n", "--quiet", *_MODEL),
+    "transcribe": (
+        "--format", "--language", "--translate", "--prompt", "--output", "--condition-on-previous-text", *_MODEL,
+        "--quiet",
+    ),
     "run-batch": ("--input-file", "--output-file", "--resume", "--quiet", "--concurrency", "--url", *_MODEL, *_ENGINE),
     "show": ("--max-model-len", "--device", "--quantization", "--gpu-memory-utilization", "--kv-cache-dtype"),
     "verify": (

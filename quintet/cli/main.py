@@ -42,6 +42,7 @@ COMMANDS = {
     "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
     "embed": CliCommand(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
     "rerank": CliCommand(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
+    "transcribe": CliCommand(_HOME + "transcribe", "transcribe or translate audio files with a Whisper model"),
     "run-batch": CliCommand(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
     "platforms": CliCommand(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": CliCommand(_HOME + "explain", "show what would run a model here, and what was rejected"),

@@ -20,7 +20,7 @@ from quintet.common.suggestions import refuse_unknown, unknown_name_error
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score",
-    "/rerank", "/v2/rerank",
+    "/rerank", "/v2/rerank", "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
 _RETRY_STATUSES = (429, 503)  # too much at once, or not quite there: the server asks to come again
 _IGNORED = "x-quintet-ignored-fields"

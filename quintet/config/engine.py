@@ -14,6 +14,7 @@ from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.load import LoadingOptions
 from quintet.config.lora import LoRAOptions
+from quintet.config.media.options import MediaOptions
 from quintet.config.model import ModelOptions
 from quintet.config.multi_node import NodeOptions
 from quintet.config.observability import ObservabilityOptions, ProfilerConfig
@@ -48,6 +49,7 @@ class EngineConfig(
     DeviceOptions,
     LoadingOptions,
     PoolingOptions,
+    MediaOptions,
     ModelOptions,
 ):
     """Everything that fixes an engine: which model, on what, with how much memory, and how requests share it.

@@ -1,6 +1,5 @@
 """Options for the model: its files, tokenizer, dtype and quantization."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,12 +120,8 @@ class ModelOptions:
     )
 
     language_model_only: bool = option(
-        False, boolean, "run the text model of a multimodal model alone, which it does without this too: images, audio "
-        "and video are not served yet", group="model",
-    )  # fmt: skip
-    limit_mm_per_prompt: dict[str, Any] | None = option(
-        None, optional(json_object), "most images, audio and video of a prompt, each 0 where given: none is served yet",
-        group="model",
+        False, boolean, "run the text model of a multimodal model alone: its encoders of images, audio and video are "
+        "not loaded", group="model",
     )  # fmt: skip
     enable_prompt_embeds: bool = option(
         False, boolean, "let a request bring embeddings in the place of prompt tokens", group="model"
@@ -145,13 +140,6 @@ class ModelOptions:
             )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init=True loads no tokenizer, so tokenizer must not be given")
-        for modality, limit in (self.limit_mm_per_prompt or {}).items():
-            most = limit.get("count") if isinstance(limit, Mapping) else limit  # vLLM takes {"image": {"count": 0}} too
-            if type(most) is not int or most:
-                raise ValueError(
-                    f"limit_mm_per_prompt has {modality!r}: {limit!r}, and images, audio and video of no model are "
-                    "served yet; give 0, or leave it out"
-                )
         if self.override_generation_config:
             names = ("max_new_tokens", *GENERATION_DEFAULTS)
             refuse_unknown("entry of override_generation_config", self.override_generation_config, names)

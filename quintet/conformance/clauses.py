@@ -37,6 +37,7 @@ CLAUSES = {
     "cache.format": "Every code of an 8-bit format means what the format says, and what is stored is the nearest one.",
     "cache.tagged": "A cache of one format is never read as another.",
     "cache.groups": "Groups of layers share one pool: a page is one group's, then another's, as their tables say.",
+    "cache.cross": "What keep() writes of an encoder's rows is what each token of their requests sees, all of it.",
     # communicator
     "communicator.collectives": "Every collective gives every rank what its definition says, in rank order.",
     "communicator.alone": "On one rank, every collective returns what it was given.",

@@ -14,6 +14,7 @@ from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.lora.references import LoRAReferences
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
@@ -25,10 +26,11 @@ from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.engine.sampling.load_processors import load_processors
-from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.engine.startup import launch, prepare
 from quintet.hub.adapters import resolve_adapter
 from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
+from quintet.media.input import MediaInput
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS, copy_config_files
@@ -90,6 +92,7 @@ class EngineClient:
         self.request_stats = RequestStats()
         self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
+        self.media = prepared.taken_media
 
     def _adapter_folder(self, path: str) -> Path:
         return resolve_adapter(path, self.config)
@@ -115,7 +118,7 @@ class EngineClient:
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
         bounds = self.input_processor.limits
-        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
+        return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width, self.media)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
@@ -188,6 +191,8 @@ class EngineClient:
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
+        if self.engine_plan.encoder is not None:
+            raise ValueError("save_sharded_state: an encoder's weights have no shards; use the model's own files")
         if not isinstance(self.engine, Engine):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
         placing, original, folder = (
@@ -237,6 +242,8 @@ class EngineClient:
         self.engine.abort(self.output_processor.fail("the engine was closed").aborts)
         self.engine.close()
         self.adapters.close()
+        if isinstance(self.media, MediaInput):
+            self.media.close()
         self.grammars.close()
         self.engine_plan.ranks.close()
 
@@ -269,6 +276,8 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_special_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
         max_embeds_rows(config, prepared.sizes.row_store),
+        prepared.encoder,
+        whole_runs=prepared.pictures.whole_runs,
     )
     if tokenizer is None:
         generation["detokenize"] = False

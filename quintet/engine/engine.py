@@ -22,9 +22,10 @@ from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.lora.loaded import LoadedLoRA
 from quintet.engine.lora.stats import lora_stats
 from quintet.engine.needs import needs_of, refusal, wait_for_any
-from quintet.engine.observability.stats import LoRAStats, Stats
+from quintet.engine.observability.stats import EncoderStats, LoRAStats, Stats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
+from quintet.engine.row_store.media import EncodingFailed
 from quintet.engine.sleep import check_sleep, check_weights_awake, parts_to_wake
 from quintet.engine.step_output import StepOutputProcessor
 from quintet.engine.step_plan import StepPlan
@@ -46,7 +47,7 @@ class Engine:
         self.scheduler: Final = parts.scheduler
         self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
-        self._hooks, self.lora, self.drafting = parts.hooks, parts.lora, parts.drafting
+        self._hooks, self.lora, self.drafting, self._rotary = parts.hooks, parts.lora, parts.drafting, parts.rotary
         self._unready: list[Request] = []  # requests with grammars and adapters that may not be there yet
         self._in_flight = InFlightSteps(parts.runner)
         jumps = not parts.runner.has_processors
@@ -84,6 +85,8 @@ class Engine:
         if circles is not None and circles.max_pattern_size:
             request.repetition = RepetitionDetector(circles)
         request.grammar, request.lora = self._matcher(admitted), self._adapter(admitted)
+        if admitted.media and self._rotary is not None:
+            request.rotary = self._rotary.positions(admitted)
         if needs_of(request):
             self._unready.append(request)
         self._num_added += 1
@@ -280,7 +283,10 @@ class Engine:
             logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
             with DeferredSigint():
                 why = f"{type(error).__name__}: {error}"
-                self._deltas += [self._answers.fail(request, why) for request in plan.tokens]
+                ended = dict.fromkeys(plan.tokens, why)
+                if isinstance(error, EncodingFailed):
+                    ended = error.requests(plan.tokens)
+                self._deltas += [self._answers.fail(request, why) for request, why in ended.items()]
         self._start_over()
         if lost:
             self._runner.recreate_cache()
@@ -372,11 +378,12 @@ class Engine:
 
     def stats(self) -> Stats:
         """Returns the stats of all parts."""
-        answers = self._answers
+        answers, encoder = self._answers, self.scheduler.kv_cache_manager.encoder
         stats = Stats(
             self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
             asleep=self.asleep, num_deferred=len(self._unready), weights=self.controls.stats(),
             lora=LoRAStats() if self.lora is None else lora_stats(self.scheduler.running, self.scheduler.waiting),
+            encoder=EncoderStats() if encoder is None else encoder.stats(),
         )  # fmt: skip
         for hook in self._hooks:
             stats = hook.add_stats(stats)

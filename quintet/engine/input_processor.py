@@ -12,6 +12,7 @@ from quintet.engine.kv_transfer_params import check_transfer_params
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import LogitsProcessor
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.outputs import child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -33,6 +34,8 @@ class ModelLimits:
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
     embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
+    encoder: SpeechInput | None = None  # what the model's encoder takes; None: it has none
+    whole_runs: bool = False  # tokens of an image are computed in one step
 
 
 class _CallParams(NamedTuple):
@@ -142,14 +145,20 @@ class InputProcessor:
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
         _check_not_empty(prompt)
+        self._check_media(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
         ids = prompt.token_ids[kept]
+        if prompt.media and len(ids) < len(prompt.token_ids):
+            raise ParameterError("truncate_prompt_tokens", "would cut a prompt with images; shorten its text instead")
         room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
+        if self.limits.whole_runs and prompt.media and params.prompt_logprobs is not None:
+            why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
+            raise ParameterError("prompt_logprobs", why)
         if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
             raise ValueError(
                 f"the prompt has {len(ids)} embeddings, and the device has room for {self.limits.embeds_rows} "
@@ -184,9 +193,19 @@ class InputProcessor:
                 reasoning_marker_ids=marks,
                 open_reasoning_tokens=thought,
                 lora=prompt.lora,
+                encoder=prompt.encoder,
+                media=prompt.media,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
+
+    def _check_media(self, prompt: Prompt) -> None:
+        """ValueError where a prompt has nothing for the model's encoder."""
+        if self.limits.encoder is not None and prompt.encoder is None:
+            raise ValueError(
+                "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
+                "'multi_modal_data': {'audio': samples}}"
+            )
 
     def _compile_grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""

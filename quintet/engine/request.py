@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningMarkerIds
 from quintet.engine.kv_transfer_params import TransferParams, transfer_params_of
 from quintet.lora.request import LoRAReference
+from quintet.media.items import MediaItem
+from quintet.media.spans import identity
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
+    from quintet.engine.encoder.cache import EncodedPages
     from quintet.engine.kv_cache.manager import PrefixMatch
     from quintet.engine.lora.loaded import LoadedLoRA
+    from quintet.engine.media.rotary import RequestRotary
     from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
     from quintet.engine.row_store.items import PromptRows
@@ -62,6 +66,18 @@ class CoreRequest:
     pooled_rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
     token_types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
+    encoder: MediaItem | None = None  # what the model's encoder makes rows of, which its layers read; in the salt, too
+    media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens in prompt_ids
+
+    @property
+    def has_rows(self) -> bool:
+        """True if rows of the row store stand in the places of some tokens."""
+        return bool(self.embeds or self.media)
+
+    def beside_tokens(self, start: int, stop: int) -> bytes | memoryview:
+        """Returns what tells the tokens start .. stop - 1 from the same ids in other prompts: what stands in their
+        places."""
+        return identity(self.media, start, stop) if self.media else self.embeds_of(start, stop)
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Returns the embeddings in the places of tokens start .. stop - 1."""
@@ -143,6 +159,8 @@ class Request:
     scheduled_at: float | None = None  # time.monotonic() when its first step was planned
     num_prompt_logprobs: int = 0  # positions of the prompt that log-probabilities were returned for
     prompt_rows: "PromptRows | None" = None  # of the row store, which stand in the places of its prompt's tokens
+    encoded: "EncodedPages | None" = None  # of its media, while it runs; only EncoderCache changes it
+    rotary: "RequestRotary | None" = None  # its tokens' rotary positions, where they are not their positions
     history: "TokenHistory | None" = None  # of the drafts
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
@@ -180,8 +198,9 @@ class Request:
         """True if its next draw depends on the values of the tokens before it, and not on their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        shaped = bool(self.core_request.grammar) or self.core_request.reasoning_marker_ids is not None
-        return penalized or shaped or any(len(word) > 1 for word in self.core_request.bad_words_ids)
+        facts = self.core_request  # with an encoder, timestamp rules may shape its tokens
+        shaped = bool(facts.grammar) or facts.reasoning_marker_ids is not None or facts.encoder is not None
+        return penalized or shaped or any(len(word) > 1 for word in facts.bad_words_ids)
 
     @property
     def ready(self) -> bool:

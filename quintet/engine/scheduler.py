@@ -85,8 +85,9 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = StepPlan()
-        if self.kv_cache_manager.row_store is not None:
-            self.kv_cache_manager.row_store.begin_plan(plan.row_writes)
+        for store in (self.kv_cache_manager.row_store, self.kv_cache_manager.encoder):
+            if store is not None:
+                store.begin_plan(plan.row_writes)
         self._free_out_of_window()
         decodes = self._decoding()
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
@@ -258,7 +259,7 @@ class Scheduler:
         last = not self.running or self._key(request) > self._key(self.running[-1])
         return (
             LoadState.READY
-            if self.kv_cache_manager.fits(match, end, length if last else end)
+            if self.kv_cache_manager.fits(request, match, end, length if last else end)
             else LoadState.NEEDS_PAGES
         )
 

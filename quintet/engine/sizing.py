@@ -49,7 +49,7 @@ def make_memory_plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ra
         width = hf_config.vocab_size if sizes.requested_outputs.logits else hf_config.hidden_size
         took = worker.estimate(MaxShape(most, hf_config.hidden_size, width))
         return plan_memory(
-            config, ModelMemory(took, worker.kv_cache_layout, sizes.max_model_len, tokens), worker.memory()
+            config, ModelMemory(took, worker.kv_cache_layout, sizes.max_model_len, tokens), worker.device.memory()
         )
 
     least = min(ranks.map_workers(plan), key=lambda each: (each.num_pages, each.max_model_len))
@@ -59,7 +59,7 @@ def make_memory_plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ra
 def largest_step(config: EngineConfig, worker: Worker, length: int) -> ShapeBucket:
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
-    widths = worker.kv_cache_layout.table_widths(pages)
+    widths = worker.kv_cache_layout.table_widths(pages, worker.kv_cache_layout.encoder_pages(config.page_size))
     return ShapeBucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 

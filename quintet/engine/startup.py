@@ -7,18 +7,20 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
+from quintet.engine.encoder import factory as encoders
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
-from quintet.engine.executor.shape_buckets import describe, plan_buckets
+from quintet.engine.executor.shape_buckets import describe
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
@@ -29,6 +31,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
+from quintet.engine.media.factory import Checkpoint, pictures
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -38,24 +41,23 @@ from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
 from quintet.engine.platform_support import features_of, support_evidence
-from quintet.engine.pooling.factory import bounds_of, head_tensors, make_pooler, pooling_of, resolve_pooling
-from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.factory import head_tensors, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization
 from quintet.engine.row_store.factory import describe_row_store, make_row_store, row_store_sizes
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
-from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
+from quintet.engine.sizing import make_memory_plan, scheduler_limits
 from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
-from quintet.hub.pooling_task import Pooling, is_pooling_model
+from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.types import RankInfo, ShapeBucket
+from quintet.interface.types import RankInfo
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import check_counts, tensors_of
@@ -79,61 +81,6 @@ class ModelFiles(NamedTuple):
 
     folder: WeightFiles
     family: type[ModelBase]
-
-
-@dataclass(frozen=True)
-class EnginePlan:
-    """All decisions, before a weight is read."""
-
-    config: EngineConfig  # as the platform settled it
-    platform: Platform
-    capabilities: Capabilities
-    reasons: tuple[str, ...]  # of everything that was decided and not asked for
-    folder: Path
-    hf_config: Any
-    generation: dict[str, Any]  # sampling defaults, and eos_token_id
-    sizes: ModelSizes
-    ranks: WorkerGroup
-    memory_plan: MemoryPlan
-    pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
-    unproven_features: str  # what of this no conformance report vouches for; empty if all is proven
-    profiler: Profiler
-
-    @property
-    def vocab_size(self) -> int:
-        return self.ranks.workers[0].model.vocab_size
-
-    @property
-    def pooling_bounds(self) -> PoolingBounds | None:
-        """Limits of pooling requests; None if the model generates."""
-        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.memory_plan.max_model_len)
-
-    @property
-    def fixed_shapes(self) -> tuple[ShapeBucket, ...]:
-        """The sizes of all steps, where the device wants fixed shapes."""
-        if not self.capabilities.static_shapes:
-            return ()
-        first = self.ranks.workers[0]
-        sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
-        return tuple(each._replace(inputs=self.inputs) for each in sizes)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Fields of Inputs that steps may bring; where shapes are fixed, all do."""
-        model = self.ranks.workers[0].model
-        types = model.uses_token_types and self.pooling is not None
-        there = {"embed_indices": self.config.enable_prompt_embeds, "token_type_ids": types}
-        return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
-
-    @property
-    def embeds_width(self) -> int:
-        """Numbers of an embedding that a prompt may have in the place of a token; 0: none may be there."""
-        return self.ranks.workers[0].model.width if self.config.enable_prompt_embeds else 0
-
-    @property
-    def buckets(self) -> tuple[ShapeBucket, ...]:
-        """The sizes of steps that are compiled, or captured."""
-        return self.fixed_shapes or self.memory_plan.buckets
 
 
 def prepare(
@@ -168,32 +115,29 @@ def _decide(
 ) -> EnginePlan:
     facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
-    whole, backend = read_model(config, place, platform.models)
-    if backend and facts.ops_only:
-        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
-    reasons += [backend] if backend else []
+    whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
+    images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
-    family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
+    family = encoders.checked_family(config, hf_config, model_class(hf_config, platform.models, bool(backend)))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
     forms = resolve_quantization(
         config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
     if files is not None:
-        reasons += describe_files(config, hf_config.model_type, weights)
+        reasons += describe_files(config, hf_config.model_type, weights, images.why)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
-    if pooling is not None:
-        config = resolve_pooling(config, pooling, backend, reasons)
+    config = config if pooling is None else resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length)
-    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows)
+    rows = row_store_sizes(config, facts, platform.name, length, images.levels, images.whole_runs)
+    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
@@ -212,13 +156,30 @@ def _decide(
         sizes = sizes.with_length(plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fit_config(config, plan, platform, facts, reasons)
-    reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
-    reasons += [*experts.describe_experts(config, ranks.workers[0].model), *describe_row_store(ranks.workers[0])]
+    reasons += [*describe_quantization(forms, ranks.workers[0]), *_descriptions(config, facts, ranks)]
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
-        doubts, profiler,
+        doubts, profiler, images,
     )  # fmt: skip
+
+
+def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
+    """Describes what ranks, experts and rows take."""
+    first = ranks.workers[0]
+    described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
+    return [*ranking.describe_ranks(config, facts, ranks), *described]
+
+
+def _read_model(
+    config: EngineConfig, place: Path, facts: Capabilities, platform: Platform, reasons: list[str]
+) -> tuple[Any, str]:
+    """Reads the model's configuration -> it, and why transformers' code computes the model; "" where ours does."""
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.ops_only:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
+    return whole, backend
 
 
 def _fit_config(
@@ -274,8 +235,9 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups, captured = prepared.ranks.workers[0].kv_cache_layout.groups, () if fixed else buckets
-    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, captured, prepared.inputs)
+    layout, captured = prepared.ranks.workers[0].kv_cache_layout, () if fixed else buckets
+    groups = len(layout.groups), plan.num_slots > 0
+    batches = BatchBuilder(config.page_size, fixed, *groups, captured, prepared.inputs, layout.has_cross)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
@@ -306,16 +268,19 @@ def _engine_parts(
     costs = make_step_costs(drafting, ranking.lora_role(ranks))
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal, costs) if hook is not None)
     overlap = prepared.capabilities.overlap
-    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, config)
+    rotary = prepared.pictures.rotary(prepared.memory_plan.max_model_len)
+    return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, rotary, config)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
-    config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
+    config, plan, worker = prepared.config, prepared.memory_plan, prepared.ranks.workers[0]
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
     rows = make_row_store(prepared.sizes.row_store)
-    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots, rows)
+    encoder = encoders.make_encoder_cache(worker, pool, config.page_size)
+    step, groups = config.max_num_batched_tokens, worker.kv_cache_layout.groups
+    return KVCacheManager(pool, config.page_size, groups, step, slots, rows, encoder)
 
 
 def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
@@ -371,6 +336,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     """With these logits processors, or those of the settings. Where they cannot read what the device holds, sampling is
     left to the host and the specification."""
     config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
+    rules = encoders.decoding_rules(prepared.folder, prepared.hf_config, first)
     classes = load_processors(config.logits_processors if processors is None else processors)
     ops, device = first.ops, first.device
     if classes and facts.ops_only:
@@ -380,7 +346,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     settled = config.replace(max_model_len=prepared.memory_plan.max_model_len)
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
-    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
+    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes, rules)
 
 
 def _op_table(prepared: EnginePlan) -> str:

@@ -1,52 +1,43 @@
 """Maps GGUF's tensor names to our modules' names, by architecture, and describes how the tensors were changed."""
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-LLAMA: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-EXPERTS: Mapping[str, str] = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-SANDWICH: Mapping[str, str] = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 ENDS: Mapping[str, str] = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Of rotary positions, which the configuration is made of.
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+class Computed(NamedTuple):
+    """A tensor of the model that is computed in floats from tensors of the file."""
+
+    function: str  # in quintet.model_loader.gguf_tensors.FUNCTIONS
+    sources: tuple[str, ...]  # names in the file, without the layer
+
+
+class Joined(NamedTuple):
+    """A matrix of the model whose rows are those of one or several matrices of the file, in another order."""
+
+    sources: tuple[str, ...]  # names in the file, without the layer and without what is behind the last dot
+    order: str = ""  # in quintet.model_loader.gguf_tensors.ROW_ORDERS; as they stand
 
 
 @dataclass(frozen=True)
 class ArchitectureNames:
     """An architecture's."""
 
-    blocks: Mapping[str, str]
-    ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
+    blocks: Mapping[str, str]  # of a layer: name in the file -> module
+    ends: Mapping[str, str] = field(default_factory=lambda: ENDS)  # outside of the layers
     layers: str = "model.layers"
-    permutes_qk: bool = False  # rows of q and k stand for rotations of neighbours: see unturned()
+    permutes_qk: bool = False  # rows of q and k stand for rotations of neighbours: see unpermuted_rows()
     offset: float = 0.0  # what was added to the weights of norms
     transposed: tuple[str, ...] = ()  # of the modules: [out, in] in GGUF, [in, out] in the model's own checkpoints
+    computed: Mapping[str, Computed] = field(default_factory=dict)  # by the model's tensor; "/": outside of the layers
+    joined: Mapping[str, Joined] = field(default_factory=dict)  # by the module
+    biased_experts: bool = False  # the model has a place for a bias of each expert
 
     def module(self, name: str) -> str | None:
         """Returns the module of a tensor's name without its last part; None: the model has no such module."""
@@ -67,32 +58,49 @@ class ArchitectureNames:
         known = found or [self.module(name)]
         return tuple(each for each in known if each is not None)
 
+    def joined_module(self, name: str) -> tuple[str, Joined] | None:
+        """Returns the module that a tensor's rows are part of, by its name without the last part, and the rule."""
+        block = BLOCK.fullmatch(name)
+        found = self._joined_by_source.get(block[2]) if block is not None else None
+        if block is None or found is None:
+            return None
+        return f"{self.layers}.{int(block[1])}.{found}", self.joined[found]
+
+    def computed_tensors(self, name: str) -> tuple[str, ...]:
+        """Returns the names of the tensors that one of the file's is a source of."""
+        layer, own = layer_of(name)
+        return tuple(self.model_name(each, layer) for each in self._computed_by_source.get(own, ()))
+
+    def model_name(self, target: str, layer: int | None) -> str:
+        """Returns the whole name of a key of `computed`, in this layer."""
+        return target[1:] if target.startswith("/") else f"{self.layers}.{layer}.{target}"
+
+    @functools.cached_property
+    def _joined_by_source(self) -> Mapping[str, str]:
+        return {source: module for module, rule in self.joined.items() for source in rule.sources}
+
+    @functools.cached_property
+    def _computed_by_source(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for target, rule in self.computed.items():
+            for source in rule.sources:
+                found.setdefault(source, []).append(target)
+        return found
+
+
+def layer_of(name: str) -> tuple[int | None, str]:
+    """Returns the layer of a tensor in a file, or None, and its name without it."""
+    block = BLOCK.fullmatch(name)
+    return (None, name) if block is None else (int(block[1]), block[2])
+
 
 # What llama.cpp's converter joins if asked (--fuse-qkv, --fuse-gate-up-exps): rows over one another.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
-BLOCK = re.compile(r"blk\.(\d{1,5})\.(\w+)")
+BLOCK = re.compile(r"blk\.(\d{1,5})\.([\w.]+)")
 ALONE = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|down)\.(\d{1,5})")  # an expert of the first files of Mixtral
-
-GPT2 = ArchitectureNames(
-    {
-        "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
-    },
-    {
-        "token_embd": "transformer.wte", "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f", "output": "lm_head",
-    },
-    "transformer.h",
-    transposed=("c_attn", "c_proj", "c_fc"),
-)  # fmt: skip
-PHI3 = ArchitectureNames({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
-GEMMA = ArchitectureNames({**LLAMA, **SANDWICH}, offset=1.0)
-OLMO2 = ArchitectureNames({**LLAMA, **SANDWICH})
-MIXTURE = ArchitectureNames({**LLAMA, **EXPERTS})
-PERMUTED = ArchitectureNames({**LLAMA, **EXPERTS}, permutes_qk=True)
 
 
 def without_expert_number(module: str) -> str:

@@ -41,6 +41,11 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("attention_window_size", "model_max_length"), (1, MAX_INT32)),
     "num_nextn_predict_layers": (0, LAYERS),
     "moe_shared_expert_intermediate_size": (0, FEATURES),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (0, LAYERS)),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), (1, PARTS)),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), (1, FEATURES)),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), (1, MAX_INT32)),
+    "num_mel_bins": (1, 200),
     **dict.fromkeys((f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate")), (1, FEATURES)),
 }
 BY_LAYER = ("intermediate_size", "moe_intermediate_size")  # which of these may be a list, with a number for each layer

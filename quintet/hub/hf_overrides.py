@@ -42,9 +42,12 @@ def requested_quantization(config: EngineConfig) -> str | None:
     return config.quantization or ("bitsandbytes" if config.load_format == "bitsandbytes" else None)
 
 
+LENGTH = "max_position_embeddings"  # of models whose own config has no such entry, it is asked for
+
+
 def known_names(config: HFConfig) -> set[str]:
     """Returns the names that overrides may use besides the file's own entries."""
-    names = set(vars(config))
+    names = {*vars(config), LENGTH}
     if "rope_parameters" in names:
         names |= {"rope_scaling", "rope_theta", "partial_rotary_factor"}
     return names

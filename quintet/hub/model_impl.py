@@ -9,12 +9,15 @@ from quintet.common.json_files import read_object
 from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import EngineConfig
+from quintet.gguf.config import config as gguf_config
+from quintet.gguf.file import is_gguf
 from quintet.hub.config_checks import check_entries, check_shape
 from quintet.hub.hf_config import Overrides, is_known_type, transformers_config
 from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
 from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_model_config
 from quintet.hub.wrappers import text_model_type
+from quintet.model_loader.gguf_weights import model_of
 from quintet.models import added_for, families
 
 # a switch of transformers' configs: an entry that differs between layers may be read
@@ -35,8 +38,15 @@ def read_model(config: EngineConfig, place: Path, extra_families: Mapping[str, s
 def _is_pooling(config: EngineConfig, place: Path) -> bool:
     """Returns whether it is run as a pooling model, by its config.json and the user's overrides of entries."""
     overrides = model_overrides(config)
-    raw = {} if place.is_file() else read_object(place / "config.json")
+    raw = _raw_config(place)
     return is_pooling_model(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
+
+
+def _raw_config(place: Path) -> Mapping[str, Any]:
+    """Entries of config.json, or those that a GGUF file stands for; none of Mistral's own format."""
+    if is_gguf(place):
+        return gguf_config(model_of(place))
+    return {} if place.is_file() else read_object(place / "config.json")
 
 
 def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:

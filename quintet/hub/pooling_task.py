@@ -119,7 +119,7 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
         convert=convert,
         causal=not (encoder or bidirectional(hf_config)),
         tasks=_tasks(convert, by_tokens, _labels(hf_config), asked),
-        sequence=asked.type_for(False) or sentence.pooling or made,
+        sequence=asked.type_for(False) or sentence.pooling or getattr(hf_config, "pooling_type", None) or made,
         token=token,
         normalize=_first_set(asked.normalize, asked.use_activation, sentence.normalize, True),
         activate=_first_set(asked.use_activation, asked.normalize),

@@ -14,7 +14,6 @@ from quintet.common.suggestions import nearest_name, refuse_unknown
 from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
 from quintet.config.cache_dir import cache_folder
 from quintet.gguf.config import config as gguf_config
-from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
 from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
 from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
@@ -28,6 +27,7 @@ from quintet.hub.wrappers import text_entries, text_model_type, why_raw
 from quintet.model_loader.ctranslate2 import config_of as ctranslate2_config
 from quintet.model_loader.ctranslate2 import is_ctranslate2
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
+from quintet.model_loader.generation_config import read_generation_config
 from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
@@ -328,7 +328,7 @@ def load_generation_config(
     """
     path = path.parent if path.name == PARAMS else path
     own, other_file = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
-    model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
+    model = read_generation_config(path)
     chosen = read_object(other_file) if other_file else model if mode == "auto" else {}
     replaced = _sampling_names(overrides or {})
     defaults = {
@@ -344,15 +344,15 @@ def load_generation_config(
     file, entries = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not entries and file.is_file():
         entries = read_object(file)
-        text = entries.get("text_config")
-        entries = {**(text if isinstance(text, dict) else {}), **entries}
+        entries = {**(text if isinstance(text := entries.get("text_config"), dict) else {}), **entries}
     return {**defaults, "eos_token_id": _eos_ids(entries.get("eos_token_id"), file)}
 
 
 def _passed_over(entries: Mapping[str, Any]) -> str:
     """Returns the entries by which transformers would generate other text, and which are not obeyed here."""
+    obeyed = ("suppress_tokens", "begin_suppress_tokens") if "no_timestamps_token_id" in entries else ()  # Whisper's
     return ", ".join(f"{name}={reprlib.repr(entries[name])}" for name, plain in _NOT_OBEYED.items()
-                     if entries.get(name) not in (None, plain, []))  # fmt: skip
+                     if entries.get(name) not in (None, plain, []) and name not in obeyed)  # fmt: skip
 
 
 def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:

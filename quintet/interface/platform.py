@@ -181,18 +181,18 @@ class Mixer(ABC):
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """q [T, H, D], k and v [T, Hkv, D] (v None where it is part of k), one tensor [units, *shape] for each of the
-        layouts -> (out [T, H, value_dim], those tensors)."""
+        layouts -> (out [T, H, value_dim], those tensors). Of a layer with source "cross", k and v are None: it reads
+        what keep() wrote."""
+
+    def keep(self, k: Tensor, v: Tensor, state: State, context: StepContext) -> State:
+        """Writes an encoder's k and v [E, Hkv, D] at the group's slots [E] -> the layer's tensors. Called in the
+        encoder's pass, for layers with source "cross"."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rotary: RotaryArgs,
-        state: State,
-        context: StepContext,
+        self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, state: State, context: StepContext,
         sinks: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, State]:  # fmt: skip
         """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`, and only if no other layer
         reads K."""
         raise NotImplementedError
@@ -300,7 +300,7 @@ class Platform(ABC):
     # model_type of a checkpoint -> "module:Class", a model that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
-    # fields of AttentionSpec that its mixers support and that no platform has to: "chunk"
+    # what its mixers support of AttentionSpec and no platform has to: "chunk"; "cross" (source="cross", with keep())
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:

@@ -12,7 +12,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int32]]
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
 # inputs with an entry for each token, which is their last axis -> the entry of a padded token
-TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0}
+TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0, "until": -1}
 
 
 class ShapeBucket(NamedTuple):
@@ -53,6 +53,10 @@ class Group(NamedTuple):
     The layers of a group keep alike: all positions, or those in a window. The pages of a request that no later token
     can see are 0 in its row of block_table, from the left.
 
+    Layers that read an encoder's rows make a group of their own, behind those of tokens: its seq_lens are numbers of
+    rows, and a decoder's step writes nothing there (slot_mapping is 0). In the encoder's pass slot_mapping has a place
+    for each row, and the group's other fields are not read.
+
     Layers that keep one state per request make the last group. Its block_table is [R, 2]: the unit that holds the state
     before the step (0: the request begins, from zeros), and the one that takes the state after it (0: padding). The two
     are never the same, and no unit is written twice in a step or read where it is written, but for 0: a step may be
@@ -73,6 +77,9 @@ class Inputs(NamedTuple):
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
     token_type_ids: Tensor | None = None  # [T]    segment ids
+    # [T]    the last position that a token sees, where it sees some after its own; -1: none. Only where "until" is in
+    # Platform.optional_spec_fields; no token sees further ahead than the narrowest window is wide
+    until: Tensor | None = None
     # [N, T, H] bytes that the previous pipeline stage sent: the input of the first layer here
     intermediate_tensors: Tensor | None = None
     shared_tensors: Tensor | None = None  # bytes that it sent for layers that read more than that
@@ -122,6 +129,7 @@ class HostInputs(NamedTuple):
     rotary_positions: IntArray | None = None
     adapters: IntArray | None = None
     token_type_ids: IntArray | None = None
+    until: IntArray | None = None
 
 
 class HostBatch(NamedTuple):
@@ -201,6 +209,7 @@ class Layout:
     window: int | None = None  # positions that later tokens can see; None: all
     chunked: bool = False  # those from the last multiple of `window` on, and not the last `window`
     shards: int = 1  # devices of an SPMD platform that each keep one equal part
+    cross: bool = False  # of an encoder's rows: written once, by its pass, and seen by each token of the request
 
     @property
     def nbytes(self) -> int:
@@ -224,7 +233,9 @@ class AttentionSpec:
     alibi: tuple[float, ...] | None = None  # a slope per head: times how far the key is from the query, off the score
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
     causal: bool = True  # a token sees those before it; False: all of its request's
-    source: Literal["self", "cross", "none"] = "self"  # origin of the kept K and V; none: nothing is (BERT, ViT)
+    # origin of the kept K and V: the layer's own tokens, or an encoder's rows ("cross": a platform is asked for it only
+    # if Platform.optional_spec_fields names it); none: nothing is kept (BERT, ViT)
+    source: Literal["self", "cross", "none"] = "self"
     shared: int = 0  # V is the first so many numbers of K, and is not kept (MLA, absorbed); 0: V is its own
     # a token sees itself and those before it from the last multiple of this on (Llama 4); a platform is
     # asked for it only if Platform.optional_spec_fields names it

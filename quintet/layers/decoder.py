@@ -11,7 +11,7 @@ from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from quintet.layers.layer_state import StepState
+from quintet.layers.layer_state import LayerMixer, StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.norm import RMSNorm
@@ -50,7 +50,7 @@ class DecoderTrunk(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config)) if norm is None else norm
-        self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
+        self._ops, self._scale = build.ops.take("take_rows", "scale", "add", "place_rows"), scale
         self._scales_input_embeds, self._build = scales_input_embeds, build
 
     @property
@@ -68,7 +68,20 @@ class DecoderTrunk(nn.Module):
         x = self.embed_tokens.embed(cache.batch, 1.0 if self._scales_input_embeds else self._scale)
         if self._scales_input_embeds and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
-        return run_residual_layers(self.layers, self.norm, x, cache, self._build)
+        return run_residual_layers(self.layers, self.norm, x, cache, self._build, self._deep_rows(cache.batch))
+
+    def _deep_rows(self, batch: Batch) -> dict[int, Callable[[int, Tensor], Tensor]]:
+        """Returns what adds the row store's further levels to the inputs of the first layers but one (deepstack)."""
+        store, indices = self._build.row_store, batch.inputs.embed_indices
+        if store is None or indices is None:
+            return {}
+
+        def add_level(index: int, x: Tensor) -> Tensor:
+            rows = self._ops.place_rows(torch.zeros_like(x), store.level(index), indices)
+            added: Tensor = self._ops.add(x, rows)
+            return added
+
+        return dict.fromkeys(range(1, store.num_deep + 1), add_level)
 
 
 def run_residual_layers(
@@ -182,6 +195,8 @@ class ModelBase(nn.Module):
     supports_pipeline: bool = False  # True: pipeline stages can share out the layers of the trunk
     recordable: bool = True  # False: a step computes with more than ops, so that their calls alone are not the step
     config_counts_layers: ClassVar[bool] = True  # False: config.json and the files count layers or experts differently
+    encoder_class: ClassVar[type | None] = None  # of the encoder whose rows its layers read, too; None: there is none
+    reads_towers: ClassVar[bool] = False  # True: its tensors are those of a wrapper's files that no text model has
     uses_token_types: bool = False  # True: tokens have segments (token_type_ids), in the batch's inputs
     trunk_name: ClassVar[str] = "model"  # module that computes hidden states of the step's rows, and taps
 
@@ -201,6 +216,11 @@ class ModelBase(nn.Module):
 
     # the groups of its layers in each tensor of the state, where a second model of the worker has layers in it, too
     state_groups: Mapping[int, Collection[int]] | None = None
+
+    @property
+    def cross_mixers(self) -> Sequence[LayerMixer]:
+        """Mixers of its layers that read an encoder's rows, in order."""
+        return ()
 
     @classmethod
     def canonical(cls, name: str) -> str:

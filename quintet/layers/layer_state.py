@@ -1,7 +1,7 @@
 """The state on its way through a step, and the place in it of each layer that mixes positions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,9 @@ from torch import Tensor
 from quintet.interface.platform import Mixer, State
 from quintet.interface.types import Batch, Group, Layout, RotaryArgs, StepContext
 from quintet.layers.lora_step import LoRAStep
+
+if TYPE_CHECKING:
+    from quintet.layers.rope import Rotary
 
 _NO_GROUP: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
 
@@ -25,6 +28,18 @@ class StepState:
         self.shared_kv: dict[
             LayerMixer, tuple[Tensor, Tensor]
         ] = {}  # a layer's K and V of this step, for those that read it
+        self.rotary_rows: dict[Rotary, tuple[Tensor, Tensor]] = {}  # of multimodal_rows()
+
+    def multimodal_rows(self, rotary: "Rotary") -> tuple[Tensor, Tensor] | None:
+        """Returns a table of angles with a row for each token, and their numbers, where tokens have three rotary
+        positions in this step; else None."""
+        positions = self.batch.inputs.rotary_positions
+        if positions is None or not rotary.axes:
+            return None
+        if rotary not in self.rotary_rows:
+            table = rotary.multimodal_table(positions)
+            self.rotary_rows[rotary] = table, torch.arange(len(table), dtype=torch.int32, device=table.device)
+        return self.rotary_rows[rotary]
 
     @property
     def state(self) -> State:
@@ -73,11 +88,26 @@ class LayerMixer:
     def layouts(self) -> tuple[Layout, ...]:
         return self.mixer.layouts
 
+    @property
+    def is_cross(self) -> bool:
+        """True if it reads an encoder's rows, and writes none."""
+        return any(layout.cross for layout in self.layouts)
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: StepState, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
         out, state = self.mixer(q, k, v, cache.tensors_at(self.tensor_indices), self._context(cache), sinks)
         cache.replace(self.tensor_indices, state)
         return out
+
+    def read(self, q: Tensor, cache: StepState) -> Tensor:
+        """q [T, H, D] over an encoder's rows, which keep() has written -> [T, H, D]."""
+        nothing: Any = None
+        return self(q, nothing, None, cache)
+
+    def keep(self, k: Tensor, v: Tensor, cache: StepState) -> None:
+        """Writes an encoder's k and v [E, Hkv, D] at the slots of the group."""
+        state = self.mixer.keep(k, v, cache.tensors_at(self.tensor_indices), self._context(cache))
+        cache.replace(self.tensor_indices, state)
 
     def with_rotary(
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, cache: StepState, sinks: Tensor | None

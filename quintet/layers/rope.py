@@ -51,6 +51,7 @@ class Rotary(Layer):
         self._lengths = RopeLengths(trained, build.max_model_len)
         frequencies(self.dim, self._scaling, self._lengths)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
+        self.axes: tuple[int, ...] = ()  # of three positions of a token, which turns each frequency (M-RoPE)
 
     @classmethod
     def from_config(
@@ -58,25 +59,38 @@ class Rotary(Layer):
     ) -> "Rotary":
         """Makes the table of a model in which all layers turn alike."""
         trained = config.max_position_embeddings
-        return cls(build, head_dim(config), config.rope_parameters, trained, partial, interleaved)
+        made = cls(build, head_dim(config), config.rope_parameters, trained, partial, interleaved)
+        made.axes = multimodal_axes(config.model_type, config.rope_parameters, made.dim // 2)
+        return made
 
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self.dim, self._scaling, self._lengths)}
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`table`: in the place of its own."""
         turn = self.ops.pair_rotary if self.interleaved else self.ops.rotary
-        turned: tuple[Tensor, Tensor] = turn(q, k, self.table, positions)
+        turned: tuple[Tensor, Tensor] = turn(q, k, self.table if table is None else table, positions)
         return turned
 
     def norm_and_rotate(
-        self, q: Tensor, k: Tensor, norms: tuple[RMSNorm, RMSNorm], positions: Tensor
+        self, q: Tensor, k: Tensor, norms: tuple[RMSNorm, RMSNorm], positions: Tensor, table: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """q and k turned after each head went through its norm: one op for both."""
         of_q, of_k = norms
         if self.interleaved:
-            return self(of_q(q), of_k(k), positions)
-        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _head_norms(of_q, of_k), self.table, positions)
+            return self(of_q(q), of_k(k), positions, table)
+        angles = self.table if table is None else table
+        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _head_norms(of_q, of_k), angles, positions)
         return turned
+
+    def multimodal_table(self, positions: Tensor) -> Tensor:
+        """Returns a table with a row for each token of a step, [T, dim], of their three positions [3, T]."""
+        rows = self.table[positions.long()]
+        axes = torch.tensor(self.axes * 2, device=rows.device)
+        found = rows[0]
+        for axis in (1, 2):
+            found = torch.where(axes == axis, rows[axis], found)
+        return found.contiguous()
 
     def rotary_args(self, of_q: nn.Module | None, of_k: nn.Module | None) -> RotaryArgs | None:
         """Returns the rotary arguments for a kernel that does more than turn; None where no one op does all of it."""
@@ -108,6 +122,24 @@ class PositionScaling(Layer):
         """q [T, H, D], times the factors of its positions."""
         grown: Tensor = self.ops.scale_rows(q.flatten(1), self.ops.take_rows(self.table, positions))
         return grown.reshape(q.shape)
+
+
+# text models that take turns among the three positions, frequency by frequency, and their sections where config.json
+# has none
+_ALTERNATING = {"qwen3_vl_text": (24, 20, 20), "qwen3_vl_moe_text": (24, 20, 20)}
+
+
+def multimodal_axes(model_type: str, parameters: Parameters, count: int) -> tuple[int, ...]:
+    """Returns which of three positions of a token (time, height, width) turns each of `count` frequencies; empty where
+    a token has one position."""
+    alternating = model_type in _ALTERNATING
+    sections = parameters.get("mrope_section") or _ALTERNATING.get(model_type)
+    if not sections or len(sections) != 3:
+        return ()
+    if alternating:
+        return tuple(at % 3 if at < 3 * sections[at % 3] else 0 for at in range(count))
+    axes = tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    return axes if len(axes) == count else ()
 
 
 def head_dim(config: Any) -> int:

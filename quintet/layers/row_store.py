@@ -4,7 +4,7 @@ It is a parameter of the model and no input: steps that are recorded, captured o
 bring only the numbers of its rows (Inputs.embed_indices). A row is written once, before the first step that reads it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,8 @@ class RowStoreSizes:
 
     rows: int  # that items can have, a multiple of PAGE_ROWS
     by_torch: bool = False  # torch can write to what the device holds
+    whole_runs: bool = False  # tokens of an item that stand side by side are computed in one step
+    levels: int = 1  # rows of one token: that of its embedding, and those that are added behind the first layers
 
     @property
     def total_rows(self) -> int:
@@ -36,6 +38,7 @@ class RowStore(nn.Module):
     """The store of one rank's model."""
 
     rows: Tensor  # [S, H], of the model's type
+    deep: Tensor  # [(levels - 1) * S, H], level by level, where there are several
 
     def __init__(self, sizes: RowStoreSizes, dtype: torch.dtype, rank: int) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class RowStore(nn.Module):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self._width * self._dtype.itemsize
+        return self._sizes.levels * self._width * self._dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +71,10 @@ class RowStore(nn.Module):
         shape = (self._sizes.total_rows, self._width)
         made = platform.place(self._weight(*shape), {"rows": torch.zeros(shape, dtype=self._dtype)})
         self.rows = nn.Parameter(made["rows"], requires_grad=False)
+        if self.num_deep:
+            shape = (self.num_deep * shape[0], shape[1])
+            made = platform.place(self._weight(*shape), {"rows": torch.zeros(shape, dtype=self._dtype)})
+            self.deep = nn.Parameter(made["rows"], requires_grad=False)
         if not self._sizes.by_torch:  # a platform may compile what writing takes: now, and not for a request
             for count in BLOCKS:
                 if count <= self._sizes.total_rows:
@@ -82,7 +89,7 @@ class RowStore(nn.Module):
             return
         if self._sizes.by_torch:
             values, at = device.to_device((rows, places))
-            self.rows.index_copy_(0, at.long(), values.to(self._dtype))
+            self._write((values,), at.long())
             return
         for first, stretch in _stretches(places.tolist()):
             values = torch.from_numpy(rows[stretch]).to(self._dtype)
@@ -91,6 +98,31 @@ class RowStore(nn.Module):
                 count = next(each for each in BLOCKS if each <= len(rest))
                 self._place_rows(platform, start, rest[:count].clone())
                 start, rest = start + count, rest[count:]
+
+    @torch.inference_mode()
+    def write_levels(self, levels: Sequence[Tensor], places: IntArray) -> None:
+        """Writes rows [N, H] of each level, which lie on the device, to these places [N]; torch must be able to."""
+        if len(self.rows):
+            self._write(levels, torch.from_numpy(places).to(self.rows.device).long())
+
+    def _write(self, levels: Sequence[Tensor], places: Tensor) -> None:
+        """Rows of levels that are not given are zeros."""
+        self.rows.index_copy_(0, places, levels[0].to(self._dtype))
+        for index in range(self.num_deep):
+            given = levels[index + 1] if index + 1 < len(levels) else torch.zeros_like(levels[0])
+            self.level(index + 1).index_copy_(0, places, given.to(self._dtype))
+
+    @property
+    def num_deep(self) -> int:
+        """Levels behind the first."""
+        return self._sizes.levels - 1
+
+    def level(self, index: int) -> Tensor:
+        """Returns the rows of a level, [S, H]; 0: those of embeddings."""
+        if not index:
+            return self.rows
+        size = self._sizes.total_rows
+        return self.deep[(index - 1) * size : index * size]
 
     def _place_rows(self, platform: Platform, first: int, rows: Tensor) -> None:
         platform.place(self._weight(len(rows), self._width, first), {"rows": rows}, into={"rows": self.rows})

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-IMAGE, VIDEO, AUDIO = "image", "video", "audio"
+from quintet.media.kinds import AUDIO as AUDIO
+from quintet.media.kinds import IMAGE as IMAGE
+from quintet.media.kinds import VIDEO as VIDEO
 
 
 @dataclass(frozen=True)

@@ -2,76 +2,25 @@
 
 import functools
 import itertools
+import math
 import mmap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quintet.gguf.config import GGUFModel
+from quintet.gguf.architectures import names_of
 from quintet.gguf.cursor import format_name
-from quintet.gguf.file import GGUFTensor, files
-from quintet.gguf.names import ROPE, check_head_rows, unpermuted_rows
+from quintet.gguf.file import files
+from quintet.gguf.model import GGUFModel
+from quintet.gguf.names import ROPE, Joined, check_head_rows, layer_of
+from quintet.model_loader.gguf_tensors import ComputedEntry, GGUFEntry, JoinedEntry, LoadedTensor
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
 MAX_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
 MAX_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
 MAX_CACHED_MODELS = 4  # models with headers that stay in memory: a start asks for one several times
-
-
-@dataclass(frozen=True)
-class GGUFEntry:
-    """Location of a tensor, and the changes that turn it into the tensor of the model's own checkpoint.
-
-    Blocks stay as they are: uint8 [N, bytes of a row].
-    """
-
-    name: str  # in the file
-    data: Tensor  # uint8, the whole file
-    stored: GGUFTensor
-    permuted_head_dim: int = 0  # features of a head; its rows are in the order of unturned()
-    offset: float = 0.0  # that was added
-    transposed: bool = False
-    expert: int | None = None  # of a stack
-    rows: tuple[int, int] | None = None  # first and last + 1, of what the file has joined
-    to_float32: bool = False  # [K], where the model has [1, K]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES.get(self.stored.kind.name, torch.uint8)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape = self._laid if self.expert is None else self._laid[1:]
-        if self.rows is not None:
-            shape = (self.rows[1] - self.rows[0], *shape[1:])
-        return (1, *shape) if self.to_float32 else shape[::-1] if self.transposed else shape
-
-    @property
-    def _laid(self) -> tuple[int, ...]:
-        """Shape in the file; the last axis of quantized blocks counts bytes."""
-        *outer, last = self.stored.shape
-        kind = self.stored.kind
-        return (*outer, last if kind.name in DTYPES else last // kind.block_size * kind.type_size)
-
-    def tensor(self) -> Tensor:
-        raw = self.data[self.stored.start : self.stored.start + self.stored.size]
-        aligned = raw.storage_offset() % self.dtype.itemsize == 0
-        found = (raw if aligned else raw.clone()).view(self.dtype).view(self._laid)
-        if self.expert is not None:
-            found = found[self.expert]
-        if self.rows is not None:
-            found = found[slice(*self.rows)]
-        if self.permuted_head_dim:
-            found = found[unpermuted_rows(len(found), self.permuted_head_dim)]
-        if self.offset:
-            found = found.float() - self.offset
-        return found[None] if self.to_float32 else found.t() if self.transposed else found
 
 
 def model_of(path: Path) -> GGUFModel:
@@ -90,15 +39,17 @@ def paths(path: Path) -> list[Path]:
     return list({file.path: None for file, _ in model_of(path).tensors.values()})
 
 
-def entries(path: Path) -> Iterator[tuple[str, GGUFEntry]]:
+def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
     """Every tensor by the modules' name for it; one that no module has, by its own."""
     model = model_of(path)
     maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
-    count = 0
+    count, later = 0, DeferredTensors(model)
+    last = model.layers if model.get("nextn_predict_layers") else math.inf  # behind it: layers that draft (MTP)
     for name, (file, stored) in model.tensors.items():
-        if name in ROPE:
+        if name in ROPE or (layer_of(name)[0] or 0) >= last:
             continue
-        found = _named(model, name, GGUFEntry(name, maps[file.path], stored))
+        entry = GGUFEntry(name, maps[file.path], stored)
+        found = {} if later.take(name, entry) else _named(model, name, entry)
         if (count := count + len(found)) > MAX_MATRICES:
             raise ValueError(
                 f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than "
@@ -106,6 +57,87 @@ def entries(path: Path) -> Iterator[tuple[str, GGUFEntry]]:
                 "matrices, and no model has; fetch it again"
             )
         yield from found.items()
+    yield from later.entries().items()
+
+
+class DeferredTensors:
+    """Tensors of the file that make one of the model together with others: collected until all were seen."""
+
+    def __init__(self, model: GGUFModel) -> None:
+        self._model, self._names = model, names_of(model)
+        self._joined: dict[str, dict[str, GGUFEntry]] = {}  # by the module's tensor: by the source's name
+        self._rules: dict[str, Joined] = {}
+        self._sources: dict[str, GGUFEntry] = {}  # by their names
+
+    def take(self, name: str, entry: GGUFEntry) -> bool:
+        """Keeps a tensor, and returns True, if the model has it with others or computed alone."""
+        if self._names.computed_tensors(name):
+            self._sources[name] = entry
+            return True
+        base, _, last = name.rpartition(".")
+        found = self._names.joined_module(base)
+        if found is None:
+            return False
+        module, rule = found
+        target = f"{module}.{last}"
+        self._rules[target] = rule
+        self._joined.setdefault(target, {})[layer_of(base)[1]] = entry
+        return True
+
+    def entries(self) -> Mapping[str, LoadedTensor]:
+        """Returns the tensors of the model; sources that lack others have their own names."""
+        found: dict[str, LoadedTensor] = {}
+        for target, parts in self._joined.items():
+            rule = self._rules[target]
+            if len(parts) < len(rule.sources):
+                found |= {each.name: each for each in parts.values()}
+            else:
+                found |= self._joined_entries(target, [parts[each] for each in rule.sources], rule.order)
+        used: set[str] = set()
+        for name in self._sources:
+            for target in self._names.computed_tensors(name):
+                found |= self._computed_entry(target, name, used)
+        return found | {name: entry for name, entry in self._sources.items() if name not in used}
+
+    def _joined_entries(self, target: str, parts: Sequence[GGUFEntry], order: str) -> Mapping[str, LoadedTensor]:
+        parent, _, last = target.rpartition(".")
+        parts = [_unpermuted(self._model, each) for each in parts]
+        own = parent.rpartition(".")[2]
+        floats = not all(each.quantized for each in parts) and last == "weight"
+        entry = JoinedEntry(self._model, tuple(parts), order, transposed=floats and own in self._names.transposed)
+        if not parent.rpartition(".")[0].endswith(".experts"):
+            return {target: entry}
+        count = _expert_count(self._model, parts[0])
+        stack = parent.rpartition(".")[0]
+        return {f"{stack}.{index}.{own}.{last}": entry.of_expert(index) for index in range(count)}
+
+    def _computed_entry(self, target: str, source: str, used: set[str]) -> Mapping[str, LoadedTensor]:
+        layer = layer_of(source)[0]
+        key = next(each for each in self._names.computed if self._names.model_name(each, layer) == target)
+        rule = self._names.computed[key]
+        prefix = "" if key.startswith("/") else f"blk.{layer}."
+        parts = [self._sources.get(f"{prefix}{each}") for each in rule.sources]
+        if any(each is None for each in parts):
+            return {}
+        used.update(each.name for each in parts if each is not None)
+        return {target: ComputedEntry(self._model, rule.function, tuple(each for each in parts if each is not None))}
+
+
+def _unpermuted(model: GGUFModel, entry: GGUFEntry) -> GGUFEntry:
+    """With the rows of q and k put back, where the file has them permuted."""
+    own = layer_of(entry.name)[1].partition(".")[0]
+    if not names_of(model).permutes_qk or own not in ("attn_q", "attn_k"):
+        return entry
+    check_permuted(model, entry)
+    return replace(entry, permuted_head_dim=model.head_dim)
+
+
+def check_permuted(model: GGUFModel, entry: GGUFEntry) -> None:
+    """ValueError where the rows of q or k are no heads."""
+    try:
+        check_head_rows(entry.shape[0], model.head_dim)
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {entry.name}: {error}") from None
 
 
 def _mapped(path: Path) -> Tensor:
@@ -116,7 +148,7 @@ def _mapped(path: Path) -> Tensor:
 
 def _named(model: GGUFModel, name: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
     base, _, last = name.rpartition(".")
-    modules = model.architecture.names.modules(base)
+    modules = names_of(model).modules(base)
     if not modules:
         return {name: entry}
     if len(modules) == 1:
@@ -140,29 +172,32 @@ def _split_fused(model: GGUFModel, name: str, entry: GGUFEntry, count: int) -> l
 
 
 def _of_module(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
-    names, (parent, _, own) = model.architecture.names, module.rpartition(".")
+    names, (parent, _, own) = names_of(model), module.rpartition(".")
     if parent.endswith(".experts"):
         return _of_experts(model, module, last, entry)
-    blocks = entry.stored.kind.name not in DTYPES
     if names.permutes_qk and own in ("q_proj", "k_proj"):
-        try:
-            check_head_rows(entry.shape[0], model.head_dim)
-        except ValueError as error:
-            raise ValueError(f"{model.path}: {entry.name}: {error}") from None
+        check_permuted(model, entry)
         entry = replace(entry, permuted_head_dim=model.head_dim)
-    if names.offset and own.endswith("norm"):
+    if names.offset and own.endswith("norm") and last == "weight":
         entry = replace(entry, offset=names.offset)
-    if own in names.transposed and last == "weight" and not blocks:
+    if own in names.transposed and last == "weight" and not entry.quantized:
         entry = replace(entry, transposed=True)
     wide = own == "shared_expert_gate" and len(entry.stored.shape) == 1
     return {f"{module}.{last}": replace(entry, to_float32=wide)}
 
 
 def _of_experts(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
-    parent, _, own = module.rpartition(".")
-    if len(entry.stored.shape) != 3:  # a bias of each, say: the loader then says that the model has no place for it
-        return {entry.name: entry}
+    names, (parent, _, own) = names_of(model), module.rpartition(".")
+    if len(entry.stored.shape) != (2 if last == "bias" and names.biased_experts else 3):
+        return {entry.name: entry}  # the loader then says that the model has no place for it
+    floats = last == "weight" and not entry.quantized
+    entry = replace(entry, transposed=floats and own in names.transposed)
+    count = _expert_count(model, entry)
+    return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
+
+
+def _expert_count(model: GGUFModel, entry: GGUFEntry) -> int:
     count = entry.stored.shape[0]
     if count > MAX_EXPERTS:
         raise ValueError(f"{model.path}: {entry.name} is of {count} experts, more than any model has; fetch it again")
-    return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
+    return count

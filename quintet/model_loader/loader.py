@@ -379,7 +379,11 @@ def _index(folder: Path | WeightFiles, model: ModelBase | type[ModelBase]) -> It
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
-            if (known := text_name(name)) is None:
+            known = text_name(name)
+            if (known is None) is not model.reads_towers:
+                continue
+            if known is None:
+                yield name, TensorEntry(handle, name)
                 continue
             own = model.canonical(weights.module_name(known))
             several = model.unstacked(own, handle.get_slice(name).get_shape())

@@ -53,20 +53,23 @@ def _tower_of(name: str) -> str:
     return parts[0] if parts else name
 
 
-def describe_files(config: EngineConfig, family: str, weights: WeightFiles) -> list[str]:
-    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text."""
+def describe_files(config: EngineConfig, family: str, weights: WeightFiles, why: str) -> list[str]:
+    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text. `why`:
+    its images are refused; "" where they are served."""
     if weights.folder.is_file():
         return []
     if weights.load_format == "pt" and config.load_format == "auto":
         only = f"weights: {weights.folder} has only what torch.save wrote; it is read without running what is in it"
-        return [only, *_describe_towers(family, weights)]
-    return _describe_towers(family, weights)
+        return [only, *_describe_towers(family, weights, why)]
+    return _describe_towers(family, weights, why)
 
 
-def _describe_towers(family: str, weights: WeightFiles) -> list[str]:
+def _describe_towers(family: str, weights: WeightFiles, why: str) -> list[str]:
     names = [name for _, handle in weights.open_files() for name in handle.keys()]
     text_name = text_names(names)
     towers = Counter(_tower_of(name) for name in names if text_name(name) is None)
     listed = format_names([f"{tower} ({count})" for tower, count in towers.most_common()])
-    what = f"text of a multimodal model runs as {family}; images, audio and video are not served yet"
-    return [f"{what}. Tensors of other parts are passed over: {listed}"] if towers else []
+    what = f"text of a multimodal model runs as {family}"
+    if not why:
+        return [f"{what}, and its images by transformers' code; audio and video are not served yet"]
+    return [f"{what}; {why}. Tensors of other parts are passed over: {listed}"] if towers else []

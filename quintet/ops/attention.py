@@ -1,6 +1,7 @@
 """Specifications of attention, over pages and without, and the mixer that is made of nothing but these ops."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -171,6 +172,37 @@ def _masked_attention(
     return torch.einsum("tkgs,tskd->tkgd", weights, v).reshape(tokens, heads, -1).to(q.dtype)
 
 
+AHEAD_ROWS = 16  # tokens at a time of those that see some after them: K and V are spread out for each
+
+
+def _attend_ahead(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """paged_attention of a step in which some tokens see those after them, up to Inputs.until; request by request."""
+    batch, group = context
+    out, until = q.new_zeros((*q.shape[:2], spec.value_dim)), batch.inputs.until
+    assert until is not None and spec.chunk is None, "the engine brings it to layers without chunks alone"
+    starts, lengths, size = batch.query_start_loc.tolist(), group.seq_lens.tolist(), spec.page_size
+    for row, (start, stop, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True)):
+        for low in range(start, stop, AHEAD_ROWS):
+            own = slice(low, min(low + AHEAD_ROWS, stop))
+            first = length - (stop - low)  # position of the first of these tokens
+            before = 0 if spec.window is None else max(0, first - spec.window + 1) // size  # pages that none sees
+            pages = group.block_table[row][before : -(-length // size)].long()
+            cache = (
+                kv.view(torch.uint8)[pages]
+                .view(kv.dtype)
+                .permute(0, 3, 1, 2, 4)
+                .reshape(1, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
+            )
+            wide = from_cache_rows(cache[:, : length - before * size], q.shape[2]).unbind(2)  # [1, S, Hkv, D] each
+            places = torch.arange(before * size, length, device=q.device)[None, :]
+            last = torch.maximum(batch.positions[own], until[own])[:, None]
+            apart = places - batch.positions[own][:, None]
+            many = (own.stop - own.start, -1, -1, -1)
+            k, v = wide[0].expand(many), wide[-1][..., : spec.value_dim].expand(many)
+            out[own] = _masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
+    return out
+
+
 class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
@@ -199,7 +231,11 @@ class PagedAttention(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         kv = self._write(state[0], k, v, context)
-        return self._attend(q, kv, context, self._spec, sinks), (kv,)
+        return self._attended(q, kv, context, sinks), (kv,)
+
+    def _attended(self, q: Tensor, kv: Tensor, context: StepContext, sinks: Tensor | None) -> Tensor:
+        attend = self._attend if context.batch.inputs.until is None else _attend_ahead
+        return attend(q, kv, context, self._spec, sinks)
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the turn
         self,
@@ -212,7 +248,26 @@ class PagedAttention(Mixer):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         q, kv = self._turn_and_write(q, k, v, rotary, state[0], context)
-        return self._attend(q, kv, context, self._spec, sinks), (kv,)
+        return self._attended(q, kv, context, sinks), (kv,)
+
+
+class CrossAttention(Mixer):
+    """paged_attention over an encoder's rows, which keep() has written."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
+        if spec.causal or spec.window or spec.chunk or spec.alibi:
+            raise ValueError("each token sees all rows of an encoder: there are no windows, chunks or slopes")
+        paged = PagedAttention(spec, ops, also)
+        self.layouts = (replace(paged.layouts[0], cross=True),)
+        self._spec, self._write, self._attend = spec, ops.write_kv, ops.paged_attention
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self._attend(q, state[0], context, self._spec, sinks), state
+
+    def keep(self, k: Tensor, v: Tensor, state: State, context: StepContext) -> State:
+        return (self._write(state[0], k, v, context),)
 
 
 class PlainAttention(Mixer):
@@ -234,4 +289,6 @@ def layout(spec: AttentionSpec) -> Layout:
 
 def mixer(spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:
     """The mixer that is made of the bound ops; `also` as PagedAttention has it."""
+    if spec.source == "cross":
+        return CrossAttention(spec, ops, also)
     return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops, also)

@@ -253,7 +253,7 @@ class RouterApp:
         ClientGone."""
         if scope["method"] == "GET":
             return b""
-        limit = self._door.body_limit(scope["path"])
+        limit = self._door.body_limit(scope["path"], media=True)  # the servers know their models
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if len(length) > 18 or int(length) > limit.bytes:  # the HTTP library has seen that it is a number
             raise _too_large(limit)

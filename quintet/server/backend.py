@@ -9,6 +9,7 @@ from quintet.engine.observability.stats import Stats
 from quintet.engine.processes.messages import LoadLoRA, ServedLoRA
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.weight_transfer.orders import WeightOrder
+from quintet.media.items import MediaProcessor
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -132,6 +133,11 @@ class Backend(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once; nothing is delivered any more. Passes over ids that are not running."""
+        ...
+
+    def media_processor(self) -> MediaProcessor:
+        """Returns the processor of the model's images, video and audio. May wait for its start. ValueError says why
+        there is none."""
         ...
 
     async def reset_prefix_cache(self) -> None:

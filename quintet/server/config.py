@@ -34,6 +34,11 @@ def _port(value: Any) -> int:
 
 PROBE_PATHS = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
 UPLOAD_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies may have max_upload_bytes
+# chats, whose bodies may have as many where the model takes images, video or audio
+MEDIA_PATHS = (
+    "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
+    "/api/chat", "/api/generate", "/tokenize",
+)  # fmt: skip
 _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 
@@ -211,8 +216,12 @@ class ServerConfig:
     )  # fmt: skip
     max_body_bytes: int = option(4 * 2**20, count(), "largest request body (4M)", group="limits", metavar="BYTES")
     max_upload_bytes: int = option(
-        25 * 2**20, count(), "largest request body of routes that take files, such as /v1/audio/transcriptions (25M)",
-        group="limits", metavar="BYTES",
+        25 * 2**20, count(), "largest request body of routes that take files, such as /v1/audio/transcriptions, and "
+        "of chats where the model takes images, video or audio (25M)", group="limits", metavar="BYTES",
+    )  # fmt: skip
+    max_audio_seconds: float = option(
+        2 * 3600.0, seconds(0.1), "longest audio of one request; decoded it takes 64 kB of temporary file a second",
+        group="limits", metavar="SECONDS",
     )  # fmt: skip
     max_header_bytes: int = option(
         64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
@@ -308,9 +317,11 @@ class ServerConfig:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"
 
-    def body_limit(self, path: str) -> BodyBytes:
-        """Returns the limit of requests to a path, which has no root_path."""
-        if path.rstrip("/") in UPLOAD_PATHS:
+    def body_limit(self, path: str, media: bool = False) -> BodyBytes:
+        """Returns the limit of requests to a path, which has no root_path. `media`: the model takes images, video or
+        audio, which chats may have in their bodies."""
+        path = path.rstrip("/")
+        if path in UPLOAD_PATHS or (media and path in MEDIA_PATHS):
             return BodyBytes(max(self.max_upload_bytes, self.max_body_bytes), "--max-upload-bytes")
         return BodyBytes(self.max_body_bytes, "--max-body-bytes")
 

@@ -157,6 +157,8 @@ _OPERATIONS = {
     "/api/embed": "embeddings",
     "/completion": "text_completion",
     "/infill": "text_completion",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
 }
 
 

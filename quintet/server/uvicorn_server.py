@@ -1,6 +1,7 @@
 """uvicorn as we run it: our bounds on connections, a signal that begins the draining, the fastest loop."""
 
 import asyncio
+import importlib.util
 import signal
 import socket
 import ssl
@@ -13,6 +14,7 @@ import uvicorn
 from quintet.server.config import ServerConfig
 from quintet.server.http.middleware.slow_clients import limited_protocol
 
+MAX_MESSAGE_BYTES = 2**20  # of a client's event in a WebSocket: 24 s of sound in base64
 SHUTDOWN_SECONDS = 5  # seconds that connections get after the last call, to take in their answers
 
 
@@ -51,7 +53,7 @@ class UvicornServer(uvicorn.Server):
 def _options(settings: ServerConfig) -> dict[str, Any]:
     return {
         "http": limited_protocol(settings),
-        "ws": "none",
+        **websocket_options(),
         "lifespan": "off",
         "log_config": None,
         "access_log": False,  # ours counts tokens
@@ -62,6 +64,16 @@ def _options(settings: ServerConfig) -> dict[str, Any]:
         "timeout_graceful_shutdown": SHUTDOWN_SECONDS + 1,
         "ssl_certfile": settings.ssl_certfile,
         "ssl_keyfile": settings.ssl_keyfile,
+    }
+
+
+def websocket_options() -> dict[str, Any]:
+    """uvicorn's options for WebSockets, where the package that speaks them is installed (the extra `audio`)."""
+    installed = importlib.util.find_spec("websockets") is not None
+    return {
+        "ws": "websockets-sansio" if installed else "none",
+        "ws_max_size": MAX_MESSAGE_BYTES,
+        "ws_per_message_deflate": False,  # what it expands to would not be bounded
     }
 
 

@@ -69,22 +69,32 @@ def parse_window(tokens: Sequence[int], names: WhisperTokens, start: float, seco
     return Window(found, complete, round(start + place(tokens[cuts[-1] - 1]), _DIGITS))
 
 
-def join_windows(windows: Iterable[tuple[float, float, Sequence[Segment]]]) -> list[Segment]:
-    """Returns the segments of all windows, each (start, end, segments) in seconds of the audio, numbered in order.
+class SegmentJoiner:
+    """Joins the segments of windows that come in their order, and numbers them.
 
     A segment lies within its window, and begins where the one before it ends or later: Whisper may set timestamps
     beyond the sound that it was given. Segments without text are left out.
     """
-    found: list[Segment] = []
-    latest = 0.0
-    for first, last, segments in windows:
+
+    def __init__(self) -> None:
+        self._count, self._latest = 0, 0.0
+
+    def add(self, first: float, last: float, segments: Iterable[Segment]) -> list[Segment]:
+        """Returns the segments of the next window, which lasts from `first` to `last` seconds of the audio."""
+        found: list[Segment] = []
         for each in segments:
-            start = min(max(each.start, first, latest), last)
+            start = min(max(each.start, first, self._latest), last)
             end = min(max(each.end, start), last)
             if each.text.strip():
-                found.append(replace(each, id=len(found), start=round(start, _DIGITS), end=round(end, _DIGITS)))
-                latest = end
-    return found
+                found.append(replace(each, id=self._count, start=round(start, _DIGITS), end=round(end, _DIGITS)))
+                self._count, self._latest = self._count + 1, end
+        return found
+
+
+def join_windows(windows: Iterable[tuple[float, float, Sequence[Segment]]]) -> list[Segment]:
+    """Returns the segments of all windows, each (start, end, segments) in seconds of the audio: see SegmentJoiner."""
+    joiner = SegmentJoiner()
+    return [each for first, last, segments in windows for each in joiner.add(first, last, segments)]
 
 
 def compression_ratio(text: str) -> float:

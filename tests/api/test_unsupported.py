@@ -63,9 +63,7 @@ def test_sampling_parameters_are_refused_with_the_reason(name: str) -> None:
 
 
 def test_prompts_of_other_kinds_are_refused_with_the_reason(llm: LLM) -> None:
-    with pytest.raises(
-        ValueError, match="prompt key 'multi_modal_data' is not there: images, audio and video of no model"
-    ):
+    with pytest.raises(ValueError, match="prompt 1: 'multi_modal_data' is not taken here: this model takes text alone"):
         llm.generate([[1], {"prompt_token_ids": [1], "multi_modal_data": {"image": b""}}])
     salted = quintet.TokensPrompt(prompt_token_ids=[1], cache_salt="mine")
     assert llm.generate(salted, greedy(), use_tqdm=False)[0].outputs[0].token_ids == expected([1], 8)

@@ -211,7 +211,7 @@ def test_a_template_per_purpose(tmp_path):
         ([{"role": "user"}], {}, r"message 0 \(user\) has no content"),
         ([{"role": "user", "contnt": "x"}], {}, "unknown key of message 0 'contnt'; did you mean 'content'"),
         ([{"role": "user", "content": 5}], {}, "content must be text or a list of parts, not int"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "parts of type 'image_url' are not supported"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "kind image, which is not served: this model"),
         ([{"role": "user", "content": [5]}], {}, "parts of type 'int' are not supported"),
         ([{"role": "user", "content": [{"type": "text"}]}], {}, "part of type 'text' must hold text"),
         ([{"role": "user", "content": "a\udc00"}], {}, r"content of message 0 has a lone surrogate, U\+DC00"),

@@ -171,7 +171,8 @@ SAMPLES["kv_offloading_lmcache"] = '{"local_cpu": true}'
 SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "kv_load_failure_policy": "fail"}
 SAMPLES |= {"pipeline_parallel_size": "1", "distributed_executor_backend": "mp"}
 SAMPLES |= {"expert_placement_strategy": "round_robin", "all2all_backend": "naive"}
-SAMPLES |= {"limit_mm_per_prompt": '{"image": 0}', "optimization_level": "2", "attention_backend": "triton"}
+SAMPLES |= {"limit_mm_per_prompt": '{"image": 2}', "optimization_level": "2", "attention_backend": "triton"}
+SAMPLES |= {"mm_processor_kwargs": '{"max_pixels": 4096}', "media_io_kwargs": '{"video": {"num_frames": 8}}'}
 NESTED = {each.name: each.metadata["nested"] for each in setting_fields(EngineConfig) if "nested" in each.metadata}
 ALONE = [each for each in setting_fields(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
 

@@ -24,14 +24,14 @@ def test_awake_again_it_gives_the_same_tokens_and_has_forgotten_beginnings(level
     client = null_client()
     complete(client, PROMPT, greedy())
     pages = client.engine_plan.memory_plan.kv_bytes
-    used = TOTAL - client.engine_plan.ranks.workers[0].memory().free
+    used = TOTAL - client.engine_plan.ranks.workers[0].device.memory().free
     assert client.engine.sleep(level) == pages == used
-    assert client.engine.asleep == level and client.engine_plan.ranks.workers[0].memory().free == TOTAL
+    assert client.engine.asleep == level and client.engine_plan.ranks.workers[0].device.memory().free == TOTAL
     client.wake_up()
     before = client.engine.stats().steps.num_prompt_tokens
     assert list(complete(client, PROMPT, greedy()).outputs[0].token_ids) == expected(PROMPT, 8)
     assert client.engine.stats().steps.num_prompt_tokens == before + 40, "nothing was found in the prefix cache"
-    assert TOTAL - client.engine_plan.ranks.workers[0].memory().free == pages
+    assert TOTAL - client.engine_plan.ranks.workers[0].device.memory().free == pages
 
 
 def test_it_does_not_sleep_over_requests() -> None:

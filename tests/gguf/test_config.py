@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.gguf.config import ARCHITECTURES, GGUFModel, config
+from quintet.gguf.architectures import ARCHITECTURES, names_of
+from quintet.gguf.config import config
 from quintet.gguf.file import read
-from quintet.gguf.names import unpermuted_rows, without_expert_number
+from quintet.gguf.model import GGUFModel
+from quintet.gguf.names import ArchitectureNames, unpermuted_rows, without_expert_number
 from quintet.hub.resolve import load_generation_config, load_model_config
 from quintet.model_loader.gguf_weights import entries, model_of
 from tests.helpers.checkpoints.gguf import Row, header
@@ -47,6 +49,49 @@ def test_every_architecture_has_a_fixture() -> None:
     assert {model_of(path).prefix for path in FOLDER.glob("*.gguf")} == set(ARCHITECTURES)
 
 
+# Of gguf's tables: what the configuration is made of, and what no file that the converter writes today holds.
+UNREAD = {
+    *("rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"),  # of positions
+    *(
+        f"nextn.{name}"
+        for name in ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+    ),
+}
+UNREAD_OF = {
+    "bailingmoe2": {"layer_output_norm"},
+    "bert": {"output_norm", "cls", "cls.output"},
+    "chatglm": {"attn_q", "attn_k", "attn_v"},
+    "deepseek2": {"attn_k", "attn_v"},
+    "lfm2": {"dense_2"},
+    "mpt": {"ffn", "attn_q_norm", "attn_k_norm", "position_embd"},
+    "phi2": {"ffn_norm"},
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_tensor_of_ggufs_tables_has_a_module(architecture: str) -> None:
+    """gguf lists the tensors of each architecture, as llama.cpp's converter calls them."""
+    import gguf
+
+    models = [each for path in FOLDER.glob("*.gguf") if (each := model_of(path)).prefix == architecture]
+    kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    listed = {gguf.TENSOR_NAMES[each].format(bid=0) for each in gguf.MODEL_TENSORS[kind]}
+    assert models and len(listed) > 5
+    unknown = {each for each in listed if not any(_is_known(names_of(model), each) for model in models)}
+    assert {each.removeprefix("blk.0.") for each in unknown} <= UNREAD | UNREAD_OF.get(architecture, set())
+
+
+def _is_known(names: ArchitectureNames, base: str) -> bool:
+    tensors = (base, f"{base}.weight", f"{base}.bias")
+    return bool(names.modules(base) or names.joined_module(base) or any(map(names.computed_tensors, tensors)))
+
+
+def test_layers_that_draft_are_left_out() -> None:
+    """They stand behind the others, and are counted with them."""
+    found = config(changed("glm4moe", block_count=3, nextn_predict_layers=1))
+    assert found["num_hidden_layers"] == 2 == config(changed("glm4moe"))["num_hidden_layers"]
+
+
 def test_llama_3s_frequencies_are_the_files() -> None:
     rope = load_model_config(FOLDER / "llama3-bf16.gguf").rope_parameters
     assert rope["rope_type"] == "longrope" and rope["attention_factor"] == 1.0
@@ -79,8 +124,10 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said", "why"),
     [
-        ("llama", {"architecture": "rwkv7"}, "'rwkv7', which quintet does not read from GGUF; it reads gemma2, "),
+        ("llama", {"architecture": "rwkv7"}, "'rwkv7', which quintet does not read from GGUF; it reads afmoe, "),
         ("llama", {"architecture": None}, "'None'"),
+        ("llama", {"architecture": "qwen4"}, r"'qwen4', which .* from GGUF \(the nearest is 'qwen3'\)"),
+        ("llama", {"architecture": "clip"}, r"encoder of images or audio of a model \(mmproj\).*give the model's own"),
         ("llama", {"embedding_length": None}, "llama.embedding_length is None"),
         ("llama", {"block_count": -1}, "block_count is -1, not a whole number from 1"),
         ("llama", {"attention__head_count": "4"}, "head_count is '4', not a whole number"),
@@ -90,7 +137,13 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
         ("llama", {"attention__value_length": 16}, "different lengths"),
         ("llama3-bf16", {"rope__dimension_count": 8}, "8 of 16"),
         ("phi3", {"rope__dimension_count": 4}, "rope_factors_long.weight is .4. of F32, not .2."),
-        ("olmo2", {"attention__sliding_window": 64}, "OLMo 3"),
+        ("mpt", {"attention__max_alibi_bias": 4.0}, "attention.max_alibi_bias is not 8"),
+        ("gemma3n", {"altup__num_inputs": 3}, "altup.num_inputs is 3, and files of 4 are read"),
+        ("deepseek2", {"attention__key_length_mla": 4}, "keys have 4 features, and 4 of them are turned"),
+        ("mistral3", {"rope__scaling__type": "none"}, "positions are of type default, and Ministral 3's are of yarn"),
+        ("granitemoe", {"expert_shared_feed_forward_length": 8}, "shared experts beside the others"),
+        ("cohere2", {"attention__sliding_window_pattern": "all"}, "sliding_window_pattern is 'all', no list"),
+        ("stablelm", {"rope__dimension_count": "half"}, "dimension_count is 'half', not a whole number"),
         ("llama", {"attention__sliding_window": -8}, "sliding_window is -8, not a whole number"),
         ("gemma3", {"attention__sliding_window": "many"}, "sliding_window is 'many', not a whole number"),
     ],
@@ -151,7 +204,7 @@ def test_a_bias_of_experts_keeps_its_name(tmp_path: Path) -> None:
 
 
 def test_names_of_experts() -> None:
-    names = ARCHITECTURES["llama"].names
+    names = names_of(model_of(FOLDER / "llama.gguf"))
     assert names.module("blk.3.ffn_up_exps") == "model.layers.3.mlp.experts.up_proj"
     assert names.module("blk.3.ffn_up.7") == "model.layers.3.mlp.experts.7.up_proj"  # Mixtral's first files
     assert names.module("blk.3.ssm_out") is names.module("blk.x.ffn_up") is names.module("v.blk.0.ffn_up") is None

@@ -71,4 +71,5 @@ def test_more_ranks_than_heads_are_refused() -> None:
 
 def test_a_token_takes_one_latent_for_all_heads() -> None:
     worker = Worker(PLATFORM(), variant("deepseek_v3", "plain").config, ModelSizes(torch.float32, 16, 64))
-    assert worker.page_bytes == 3 * 16 * (20 + 8) * 4  # layers, tokens of a page, numbers of a token, bytes
+    # layers, tokens of a page, numbers of a token, bytes
+    assert worker.kv_cache_layout.page_bytes == 3 * 16 * (20 + 8) * 4

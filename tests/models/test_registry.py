@@ -16,8 +16,11 @@ def test_a_family_is_named_as_its_architecture(file: str) -> None:
     model = built_in_class(file)
     generates = issubclass(model, CausalLM)
     names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if generates else modeling_auto.MODEL_MAPPING_NAMES
+    if model.encoder_class is not None:
+        names = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     assert model.__name__ == TEXT_MODELS.get(file, names.get(file, model.__name__))
-    assert model.__name__.endswith(("ForCausalLM", "LMHeadModel") if generates else "Model")
+    endings = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+    assert model.__name__.endswith(endings if generates else "Model")
     assert model.__module__ == f"quintet.models.{file}"
 
 

@@ -23,6 +23,8 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.engine.weight_transfer.orders import CallWorkersCommand, EndRequestsCommand
 from quintet.lora.request import LoRAReference
+from quintet.media.info import MediaInfo
+from quintet.media.items import MediaProcessor
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -163,6 +165,8 @@ class FakeBackend:
     pooling: PoolingBounds | None = None  # of a model that gives numbers
     labels: Sequence[str] = ()
     step_tokens: int = 2048
+    media: MediaInfo = field(default_factory=MediaInfo)  # images, video and audio that prompts may have
+    media_processor: Callable[[], MediaProcessor] | None = None
 
     def __post_init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -173,6 +177,7 @@ class FakeBackend:
         self.model_info = ModelInfo(
             MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000,
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
+            media=self.media,
         )  # fmt: skip
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         ending = None if self.pooling is None else self.pooling.with_special_tokens(self.tokenizer)

@@ -15,7 +15,7 @@ from quintet.config.schema.error_names import NameTranslation, Spelling
 from tests.helpers.servers.serving import NULL, PATIENCE, Server
 from tests.server.test_serve_command import refused
 
-START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
+START = {"generate": ["x"], "transcribe": ["x"], "run-batch": ["-i", "in", "-o", "out"]}
 COMMANDS = (
     "serve",
     "generate",
@@ -34,10 +34,11 @@ TAKE_ANYTHING = {
     "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
-    "--reasoning-parser",
+    "--reasoning-parser", "--allowed-media-domains",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
-    "--prefill", "--decode", "--backend-ca-certs", "--against-model", "--reference", "--logprobs",
+    "--prefill", "--decode", "--backend-ca-certs", "--language", "--prompt", "--output",
+    "--against-model", "--reference", "--logprobs",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
 
@@ -49,7 +50,7 @@ def parser(command: str) -> flags.Parser:
 
 
 @pytest.mark.grid(cases=4)
-@pytest.mark.parametrize("command", [*COMMANDS, "run-batch"])
+@pytest.mark.parametrize("command", [*COMMANDS, "run-batch", "transcribe"])
 def test_every_flag_is_named_as_it_was_typed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every flag under each of its names, with a wrong value; with underscores too."""
     took: set[str] = set()

@@ -14,6 +14,16 @@ from quintet.config.engine import EngineConfig
 _PREFIX = "QUINTET_"
 
 
+def _seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 3600:
+        raise ValueError(f"must be seconds, a number over 0 and up to 3600, not {value!r}")
+    return number
+
+
 def _variable(name: str, default: Any, parse: Parse, help: str, secret: bool = False, bare: bool = False) -> Any:
     """`bare`: an empty one counts as set."""
     metadata = {"variable": name, "parse": parse, "help": help, "secret": secret, "bare": bare}
@@ -111,6 +121,11 @@ class Environment:
         "VLLM_LORA_RESOLVER_CACHE_DIR", None, text, "as --lora-cache-dir where adapters may be loaded over HTTP; "
         "vLLM's name",
     )  # fmt: skip
+    image_fetch_timeout: float = _variable(
+        "VLLM_IMAGE_FETCH_TIMEOUT", 5.0, _seconds, "seconds in which an image is fetched from its URL; vLLM's name"
+    )
+    video_fetch_timeout: float = _variable("VLLM_VIDEO_FETCH_TIMEOUT", 30.0, _seconds, "the same for videos")
+    audio_fetch_timeout: float = _variable("VLLM_AUDIO_FETCH_TIMEOUT", 10.0, _seconds, "the same for audio")
     kv_transfer_key: str | None = _variable(
         "QUINTET_KV_TRANSFER_KEY", None, text, "the key that engines share which give each other pages", secret=True
     )

@@ -53,7 +53,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "default_mm_loras": "images and audio of no model are served yet, so no adapter is theirs; leave it out",
     "specialize_active_lora": "steps compute the adapters that their requests have, and no others; leave it out",
     "enable_tower_connector_lora": "images of no model are served yet, so no tower takes an adapter; leave it out",
-    "mm_processor_kwargs": _NO_MEDIA,
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
     "task": "use runner='pooling', and convert",
@@ -237,8 +236,7 @@ NAMES: Mapping[str, str] = {
 ARGUMENTS: Mapping[str, str] = {
     "prompt_adapter_request": "vLLM has taken prompt adapters out; use lora_request with a LoRA adapter",
     "prompt_token_ids": "give the ids themselves as the prompt, or {'prompt_token_ids': ids}",
-    "multi_modal_data": _NO_MEDIA,
-    "mm_processor_kwargs": _NO_MEDIA,
+    "multi_modal_data": "give {'prompt': text, 'multi_modal_data': {'image': image}} as the prompt",
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
     "tokenization_kwargs": "use SamplingParams(truncate_prompt_tokens=...), or tokenize first and give token ids",
     "chat_template_content_format": "parts and text are both taken, as the template wants them; leave it out",
@@ -251,11 +249,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 # of a prompt that is a dict
 PROMPT_KEYS: Mapping[str, str] = {
-    "multi_modal_data": _NO_MEDIA,
-    "multi_modal_uuids": _NO_MEDIA,
-    "mm_processor_kwargs": _NO_MEDIA,
-    "encoder_prompt": "there are no models with an encoder yet; give 'prompt'",
-    "decoder_prompt": "there are no models with an encoder yet; give 'prompt'",
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "this model has no encoder; give 'prompt'"),
 }
 
 # of SamplingParams

@@ -30,6 +30,8 @@ def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
     if spec.chunk is not None and "chunk" not in platform.optional_spec_fields:
         raise NotSupported("no attention within chunks: Platform.optional_spec_fields lacks 'chunk'")
+    if spec.source == "cross" and "cross" not in platform.optional_spec_fields:
+        raise NotSupported("no attention to an encoder's rows: Platform.optional_spec_fields lacks 'cross'")
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:

@@ -1,20 +1,23 @@
 """The cache: the pages that a layout describes, and the 8-bit formats that a platform keeps in them."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
-from quintet.conformance.close import dtype_name
+from quintet.conformance.close import dtype_name, require_close
 from quintet.conformance.formats import FLOATS
 from quintet.conformance.harness import cache_round_trip as stored
 from quintet.conformance.harness.attention import mixer_of, subject_for_page_size
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.cache_round_trip import RoundTripCache
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.types import AttentionSpec
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import row_width
 
 CACHED = (torch.int8, *FLOATS)
@@ -55,6 +58,64 @@ def no_format_is_read_as_another(subject: Subject) -> Iterator[Trial]:
     """A format that a platform does not have is refused when the layer is built; one that it has is its own."""
     for cached, dtype in itertools.product(CACHED, subject.facts.dtypes):
         yield Trial(f"{dtype_name(cached)} in {dtype_name(dtype)}", partial(_tagged, subject, cached, dtype))
+
+
+@check("cache.cross")
+def rows_of_an_encoder(subject: Subject) -> Iterator[Trial]:
+    for dtype in subject.facts.dtypes:
+        yield Trial(f"an encoder's rows in {dtype_name(dtype)}", partial(_cross, subject, dtype))
+
+
+def _cross(subject: Subject, dtype: torch.dtype) -> None:
+    """Two items on shuffled pages; four requests of several tokens, which share them."""
+    of = spec(4, 2, 64, dtype=dtype, causal=False, source="cross")
+    there = subject_for_page_size(subject, of.page_size)
+    mixer = mixer_of(there.platform, of, there.ops)
+    require(all(layout.cross for layout in mixer.layouts), "the layouts of a layer that reads an encoder are `cross`")
+    tables, items = [[3, 1, 5], [2]], (37, 9)
+    owners, counts = (0, 1, 0, 1), (3, 1, 2, 1)  # the item of each request, and its tokens
+    state, kept = there.device.allocate(mixer.layouts, 6), []
+    for pages, rows in zip(tables, items, strict=True):
+        k, v = randn(2, rows, of.kv_heads, of.head_dim, dtype=dtype)
+        slots = [pages[at // of.page_size] * of.page_size + at % of.page_size for at in range(rows)]
+        group = _group(there, slots, [pages], [rows])
+        state = mixer.keep(there.up(k), there.up(v), state, StepContext(_step(there, [rows], group), group))
+        kept.append((k, v))
+    table = [tables[item] + [0] * (3 - len(tables[item])) for item in owners]
+    group = _group(there, [0] * sum(counts), table, [items[item] for item in owners])
+    q = randn(sum(counts), of.heads, of.head_dim, dtype=dtype)
+    nothing: Any = None
+    out, _ = mixer(there.up(q), nothing, None, state, StepContext(_step(there, counts, group), group))
+    tokens = [owners[row] for row, count in enumerate(counts) for _ in range(count)]
+    want = torch.stack([_attended(query, *kept[item], of) for query, item in zip(q, tokens, strict=True)])
+    require_close("attention to an encoder's rows", there.down(out), want)
+
+
+def _step(there: Subject, counts: Sequence[int], group: Group) -> Batch:
+    """A step with so many tokens of each request."""
+    owners = [row for row, count in enumerate(counts) for _ in range(count)]
+    places = [at for count in counts for at in range(count)]
+    starts = [sum(counts[:row]) for row in range(len(counts) + 1)]
+    ids, at, rows, bounds, wanted = (
+        there.up(_int32(each)) for each in ([0] * len(owners), places, owners, starts, owners)
+    )
+    return Batch(ids, at, rows, bounds, wanted, (group,))
+
+
+def _group(there: Subject, slots: Sequence[int], table: Sequence[Sequence[int]], lengths: Sequence[int]) -> Group:
+    """A group's arrays on the device."""
+    return Group(there.up(_int32(slots)), there.up(_int32(table)), there.up(_int32(lengths)))
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, of: AttentionSpec) -> Tensor:
+    """One token's q [H, D] over k and v [E, Hkv, D] -> [H, D], in float64."""
+    k, v = (x.double().repeat_interleave(of.heads // of.kv_heads, 1) for x in (k, v))
+    weights = (torch.einsum("hd,shd->hs", q.double(), k) * of.scale).softmax(-1)
+    return torch.einsum("hs,shd->hd", weights, v)
+
+
+def _int32(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[RoundTripCache], None]) -> None:

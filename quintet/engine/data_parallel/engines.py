@@ -18,6 +18,7 @@ from quintet.common.processes import REFUSED, Child, close_all
 from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel import local_engine_configs
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel.commands import ReloadCommand, ResetPrefixCacheCommand, SleepCommand, WakeUpCommand, sent
@@ -27,7 +28,6 @@ from quintet.engine.processes.engine_clients import EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.engine.sleep import check_tags
-from quintet.engine.startup import EnginePlan
 from quintet.engine.weight_transfer.remote import RemoteControls
 from quintet.interface.platform import ASIDE, DeviceLost
 from quintet.model_loader.weight_files import WeightFiles

@@ -11,12 +11,13 @@ from quintet.engine.executor.output_rows import OutputRows, output_rows_of
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.types import TOKEN_INPUTS, HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
+from quintet.media.spans import overlaps
 
 
 class BatchBuilder:
     """Builds the steps of one engine. A step in which all decode, the usual one, takes a shorter way."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # facts about the model's groups, and about shapes
         self,
         page_size: int,
         fixed: Sequence[ShapeBucket] = (),
@@ -24,14 +25,17 @@ class BatchBuilder:
         states: bool = False,
         captured: Sequence[ShapeBucket] = (),
         inputs: Collection[str] = (),
+        cross: bool = False,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
         free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. `inputs`: fields
         of Inputs that a model takes: token_type_ids, embed_indices and adapters, which steps of fixed shapes always
-        have then."""
+        have then. `cross`: one more group, behind those of tokens, is of layers that read an encoder's rows."""
         self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
+        self._ahead = "until" in inputs
         self._always_embeds = bool(fixed) and "embed_indices" in inputs
         self._page_size, self._groups, self._states = page_size, range(groups), states
+        self._cross = cross
         self.fixed, self._captured = fixed, CaptureSizes(captured)
         self._always_adapters = False
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
@@ -71,6 +75,8 @@ class BatchBuilder:
         for index in self._groups:
             slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
             groups.append(HostGroup(np.array(slots, np.int32), _block_table(requests, index), lengths))
+        if self._cross:
+            groups.append(cross_group(requests, count))
         if self._states:
             groups.append(
                 state_group([(r.state_slots.state, r.state_slots.next_state) for r in requests], count, lengths)
@@ -87,7 +93,7 @@ class BatchBuilder:
             batch = batch._replace(inputs=HostInputs(embed_indices=np.full(count, -1, np.int32)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
-        return batch, OutputRows(requests)
+        return _with_rotary(batch, requests), OutputRows(requests)
 
     def build_draft(self, requests: list[Request], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> HostBatch:
         """Builds a step of a drafter: the tokens of each request from a position on, with a row of logits after the
@@ -112,6 +118,8 @@ class BatchBuilder:
         for index in self._groups:
             table = _block_table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
+        if self._cross:
+            groups.append(cross_group(requests, len(positions)))
         if self._states:
             held = [each.state_slots for each in requests]
             slots = [(each.state, each.next_state) if states else (0, 0) for each in held]
@@ -133,12 +141,25 @@ class BatchBuilder:
         wanted, rows = output_rows_of(requests, list(plan.tokens.values()), batch.query_start_loc)
         batch = batch._replace(logits_indices=wanted)
         if self._always_embeds or any(_has_embeds(request) for request in requests):
-            batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan)))
+            batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan), until=self._until(plan)))
         elif self._types:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
         if self._adapters:
             batch = self._with_adapters(batch, requests)
-        return batch, rows
+        return _with_rotary(batch, requests), rows
+
+    def _until(self, plan: StepPlan) -> IntArray | None:
+        """The last position that each token sees, where tokens of a picture see one another; None: none does here."""
+        if not self._ahead:
+            return None
+        found, at = np.full(plan.num_tokens, -1, np.int32), 0
+        for request, count in plan.tokens.items():
+            start = request.num_computed
+            for media in request.core_request.media:
+                for place, size, _ in overlaps(media, start, start + count):
+                    found[at + place - start : at + place - start + size] = place + size - 1
+            at += count
+        return found if (found >= 0).any() else None
 
     def _with_adapters(self, batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
         """The batch with the adapter of each token, where a request has one."""
@@ -155,6 +176,14 @@ class BatchBuilder:
         return self._count[:count]
 
 
+def cross_group(requests: Sequence[Request], tokens: int) -> HostGroup:
+    """Returns the group of layers that read an encoder's rows: those of each request's media. Nothing is written."""
+    held = [request.encoded for request in requests if request.encoded is not None]
+    assert len(held) == len(requests), "a running request holds the pages of its media"
+    lengths = np.array([each.item.count for each in held], np.int32)
+    return HostGroup(np.zeros(tokens, np.int32), np.stack([each.table for each in held]), lengths)
+
+
 def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: IntArray) -> HostGroup:
     """Returns the group of layers that keep a state per request; each request reads and writes these slots."""
     return HostGroup(np.zeros(tokens, np.int32), np.array(slots, np.int32).reshape(-1, 2), lengths)
@@ -168,8 +197,8 @@ def _token_ids(plan: StepPlan) -> IntArray:
 
 
 def _has_embeds(request: Request) -> bool:
-    """True if embeddings stand in the places of the tokens that it computes next."""
-    return request.num_computed < request.num_prompt and bool(request.core_request.embeds)
+    """True if rows of the row store may stand in the places of the tokens that it computes next."""
+    return request.num_computed < request.num_prompt and request.core_request.has_rows
 
 
 def _embed_indices(plan: StepPlan) -> IntArray:
@@ -195,6 +224,19 @@ def _token_types(plan: StepPlan) -> IntArray:
             found[at : at + count] = np.frombuffer(request.core_request.token_types, np.int32)[start : start + count]
         at += count
     return found
+
+
+def _with_rotary(batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
+    """The batch with the rotary positions of each token, where those of a request are not its positions."""
+    if all(request.rotary is None for request in requests):
+        return batch
+    positions = np.tile(batch.positions, (3, 1))
+    for index, request in enumerate(requests):
+        if request.rotary is not None:
+            first, stop = batch.query_start_loc[index : index + 2].tolist()
+            start = request.num_computed
+            positions[:, first:stop] = request.rotary.between(start, start + stop - first)
+    return batch._replace(inputs=batch.inputs._replace(rotary_positions=positions))
 
 
 def _block_table(requests: Sequence[Request], group: int) -> IntArray:

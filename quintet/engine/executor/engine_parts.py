@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from quintet.config import EngineConfig
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.lora.manager import LoRAManager
+from quintet.engine.media.rotary import RotaryIndex
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.spec_decode.drafting import Drafting
@@ -24,4 +25,5 @@ class EngineParts:
     lora: LoRAManager | None = None  # None: no request may name an adapter
     drafting: Drafting | None = None  # None: no speculative decoding
     hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
+    rotary: RotaryIndex | None = None  # None: the tokens of pictures have one position each
     config: EngineConfig | None = None  # None: no code of the caller's extends its workers

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
 from quintet.models import model_class
 from quintet.models.draft_heads.base import DraftHead
+from quintet.models.encoders.base import CrossEncoder
+
+if TYPE_CHECKING:  # it is built with transformers, which text alone does without
+    from quintet.engine.executor.tower_part import TowerSizes
 
 ModelFactory = Callable[[Any, BuildContext], ModelBase]  # (config, build) -> a model, its weights not read
 RunStep = Callable[[State, Batch], tuple[Outputs, State]]
@@ -49,6 +53,7 @@ class ModelSizes:
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
     row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
+    tower: "TowerSizes | None" = None  # the encoder of pictures; None: there is none
 
     def with_length(self, max_model_len: int) -> "ModelSizes":
         """Returns the same for requests of so many tokens."""
@@ -93,10 +98,10 @@ class ModelPart:
         build: BuildContext,
         sizes: ModelSizes,
         mixers: Sequence[LayerMixer],
-        head: type[DraftHead] | None = None,
+        head: type[ModelBase] | None = None,
     ) -> None:
         """`mixers`: a list to which `build` appends those of the model's layers. `head`: the class, where the model's
-        type does not say it."""
+        type does not say it: of a draft head, or of an encoder."""
         self.platform, self.mixers, self.build = platform, mixers, build
         self._cache = sizes.weights_cache
         self.rank = build.rank  # of its files; among the ranks of all stages, where there are several
@@ -129,8 +134,11 @@ class ModelPart:
         of_group = [[each for each in (*self.mixers, *all_mixers) if each.group == index] for index in groups]
         self._planners = [_planner(mixers) for mixers in of_group]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
-        if len(self.mixers) < len(all_mixers):
-            self.model.state_groups = groups_by_tensor(self.mixers)
+        crossing = any(each.is_cross for each in all_mixers)
+        if len(self.mixers) < len(all_mixers) or crossing:
+            writing = self.model.cross_mixers if isinstance(self.model, CrossEncoder) else self.mixers
+            own = [each for each in writing if each.is_cross == isinstance(self.model, CrossEncoder)]
+            self.model.state_groups = groups_by_tensor(own)
 
     @property
     def weight_bytes(self) -> int:
@@ -190,6 +198,10 @@ class ModelPart:
             tensor.data = tensor.new_empty(0)
         self._dropped = True
         return sum(held.values())
+
+    def check_files(self, folder: Path | WeightFiles | None) -> None:
+        """ValueError if the weights of a folder do not fit."""
+        ParameterLoad(self.model, folder)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the weights with others of the same model: no step is compiled anew.

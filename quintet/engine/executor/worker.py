@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from quintet.engine.executor.media_parts import make_tower, reload_parts
 from quintet.engine.executor.mixers import kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
@@ -24,7 +26,6 @@ from quintet.interface.types import (
     IntArray,
     Layout,
     MaxShape,
-    Memory,
     Outputs,
     RankInfo,
     ShapeBucket,
@@ -32,7 +33,7 @@ from quintet.interface.types import (
     leaves,
 )
 from quintet.layers.build import BuildContext, replacements
-from quintet.layers.decoder import CausalLM
+from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
@@ -41,6 +42,7 @@ from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
+from quintet.models.encoders.base import CrossEncoder, encoder_shape
 from quintet.ops import bind
 from quintet.ops.registry import Instrument
 
@@ -98,22 +100,33 @@ class Worker:
         self.main = self._part(hf_config, sizes)
         self.stage = self.main.build.stage
         here = self._keep(self.main.mixers) if self.rank_info.stages > 1 else self.main.mixers
+        self.encoder = self._encoder_part(hf_config, sizes)
         self.drafter: ModelPart | None = None
         if sizes.drafter is not None:
             self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes, sizes.drafter.family)
             if isinstance(self.drafter.model, DraftHead):
                 self.drafter.model.borrow(cast(CausalLM, self.main.model))
             here = [*here, *self.drafter.mixers]
-        self.parts = (self.main,) if self.drafter is None else (self.main, self.drafter)
+        self.parts = tuple(part for part in (self.main, self.encoder, self.drafter) if part is not None)
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
         mixers = [mixer for part in self.parts for mixer in part.mixers]
-        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here)
+        rows = 0 if self.encoder is None else cast(CrossEncoder, self.encoder.model).rows
+        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here, rows)
         self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
+        self.tower = make_tower(self, sizes)
 
-    def _part(self, hf_config: Any, sizes: ModelSizes, head: type[DraftHead] | None = None) -> ModelPart:
+    def _encoder_part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart | None:
+        """Makes the encoder whose rows the model's layers read, if there is one."""
+        if self.main.model.encoder_class is None:
+            return None
+        made = self._part(hf_config, replace(sizes, lora=None, row_store=None), self.main.model.encoder_class)
+        cast(CrossEncoder, made.model).borrow(self.main.model.cross_mixers)
+        return made
+
+    def _part(self, hf_config: Any, sizes: ModelSizes, head: type[ModelBase] | None = None) -> ModelPart:
         """Makes one of the models."""
         mixers: list[LayerMixer] = []
 
@@ -173,6 +186,13 @@ class Worker:
 
     def _check_supported(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
+        supported = self.platform.optional_spec_fields
+        if isinstance(spec, AttentionSpec) and spec.source == "cross" and "cross" not in supported:
+            raise ValueError(
+                f"platform {self.platform.name} has no attention to an encoder's rows ('cross' is not in "
+                f"optional_spec_fields), and layers of {family} read them; run this model on another platform, such as "
+                "device='cpu'"
+            )
         if (
             isinstance(spec, AttentionSpec)
             and spec.chunk is not None
@@ -189,29 +209,22 @@ class Worker:
         return self.kv_cache_layout.layouts + self.kv_cache_layout.states
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page, the same for every group."""
-        return self.kv_cache_layout.page_bytes
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights on this device."""
-        return sum(part.weight_bytes for part in self.parts)
+        return sum(part.weight_bytes for part in (*self.parts, self.tower) if part is not None)
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the models take on this device; they run in turns, in one workspace."""
         found = self.main.estimate(max_shape)
-        if self.drafter is None:
-            return found
-        second = self.drafter.estimate(max_shape)
-        return found._replace(
-            weights=found.weights + second.weights,
-            workspace=max(found.workspace, second.workspace),
-            captured=found.captured + second.captured,
-        )
-
-    def memory(self) -> Memory:
-        return self.device.memory()
+        for part in self.parts[1:]:
+            second = part.estimate(max_shape if part is self.drafter else encoder_shape(part.model, max_shape))
+            found = found._replace(
+                weights=found.weights + second.weights,
+                workspace=max(found.workspace, second.workspace),
+                captured=found.captured + second.captured * (part is self.drafter),  # no pass is recorded
+            )
+        tower = 0 if self.tower is None else self.tower.weight_bytes
+        return found._replace(weights=found.weights + tower)
 
     def load(
         self,
@@ -225,9 +238,13 @@ class Worker:
         `ahead` so that they are captured."""
         self._room = room if isinstance(room, MemoryRoom) else MemoryRoom(room)
         self._variants, self._ahead = buckets, ahead
-        self.main.read(folder, progress)
+        for part in self.parts:
+            if part is not self.drafter:
+                part.read(folder, progress)
         if self.drafter is not None:
             self.drafter.read(self._drafter_weights, progress)
+        if self.tower is not None:
+            self.tower.read(folder, progress)
         self._begin(progress)
 
     def finish_store(self) -> None:
@@ -239,19 +256,20 @@ class Worker:
         """Makes the cache, compiles the steps, and captures."""
         self.recreate_cache()
         for part in self.parts:
-            hidden = not (progress and self._variants)
-            part.compile(tqdm(self._variants, desc="Compiling", unit="size", disable=hidden, leave=False))
+            variants = () if part is self.encoder else self._variants
+            hidden = not (progress and variants)
+            part.compile(tqdm(variants, desc="Compiling", unit="size", disable=hidden, leave=False))
         if self._ahead:
             self._capture(progress)
 
     @torch.inference_mode()
     def _capture(self, progress: bool) -> None:
-        before, start = self.memory().free, time.perf_counter()
+        before, start = self.device.memory().free, time.perf_counter()
         for bucket in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
             outputs = self.run(bucket.batch)
             for each in leaves(outputs):
                 self.device.to_host(each)()  # waits for it
-        took, seconds = max(0, before - self.memory().free), time.perf_counter() - start
+        took, seconds = max(0, before - self.device.memory().free), time.perf_counter() - start
         logger.info("captured %d steps ahead in %.1f s: %.1f MiB", len(self._ahead), seconds, took / 2**20)
 
     def sleep(self, level: int) -> int:
@@ -263,20 +281,23 @@ class Worker:
         for part in self.parts:
             part.sleep()
             freed += part.drop_weights() if level == DROPPED else 0
+        if self.tower is not None and level == DROPPED:
+            freed += self.tower.drop_weights()
         return freed
 
     def wake(self, tags: Collection[str] = TAGS) -> None:
         """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
         if "weights" in tags:
             self.device.wake()
-            for part in self.parts:
-                part.wake()
+            for part in (*self.parts, self.tower):
+                if part is not None:
+                    part.wake()
         if "kv_cache" in tags:
             self._begin(progress=False)
 
     def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the model's weights with others of the same model (see ModelPart); the drafter keeps its own."""
-        self.main.reload(folder)
+        reload_parts(self, folder)
 
     def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""
@@ -308,6 +329,11 @@ class Worker:
             assert self.comm.stage_channel is not None
             self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
+
+    def run_pass(self, part: ModelPart, host: HostBatch) -> None:
+        """Runs a step of another of its models, which gives nothing but what it writes to the cache."""
+        host = self._ready(host, part)
+        _, self._state = part.step(self._state, host.on(self.device.to_device(host.leaves())))
 
     def draft(self, host: HostBatch, rows: Sequence[int] | None = None) -> Outputs:
         """One step of the drafter -> what it gives, on the device. `rows` [T]: for a draft head, the row of the hidden

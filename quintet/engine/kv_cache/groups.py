@@ -5,6 +5,9 @@ j-th layers of all groups share one tensor of the state, in which each page belo
 vLLM's hybrid cache). Layers whose tensors have another shape than most share none: each has tensors of its own beside
 the shared ones, and a page of any group lies in these too.
 
+Layers that read an encoder's rows make one group of pages, behind those of tokens. A request holds as many of its
+pages as the rows take, all at once, and those of requests with the same media are the same (engine/encoder/cache.py).
+
 Layers that keep a state per request, of whatever shape, make one group together, the last. Each has a tensor of its
 own, with a place for each slot; slots have a pool of their own.
 """
@@ -26,6 +29,7 @@ class KVCacheGroup:
 
     window: int | None = None  # positions that later tokens can see; None: all
     chunked: bool = False  # those from the last multiple of `window` on (Llama 4), and not the last so many
+    cross: bool = False  # an encoder's rows, instead of positions of the request
 
     def first_visible(self, computed: int) -> int:
         """The first position that the token after `computed` of them can see."""
@@ -44,24 +48,34 @@ class KVCacheGroup:
 class KVCacheLayout:
     """The groups of a model, and one layout for each tensor of its state."""
 
-    groups: tuple[KVCacheGroup, ...]  # of pages
+    groups: tuple[KVCacheGroup, ...]  # of pages, of the requests' own tokens
     layouts: tuple[Layout, ...]
     states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
     has_states: bool = False  # whether layers keep states, on whatever stage
+    encoder_rows: int = 0  # of a request's media, which layers read; 0: none do
 
     @property
     def indices(self) -> range:
-        """Indices of all groups: those of pages, and perhaps one of states."""
-        return range(len(self.groups) + self.has_states)
+        """Indices of all groups: of tokens' pages, perhaps of an encoder's rows, and perhaps of states."""
+        return range(len(self.groups) + self.has_cross + self.has_states)
+
+    @property
+    def has_cross(self) -> bool:
+        """True if layers read an encoder's rows."""
+        return self.encoder_rows > 0
+
+    def encoder_pages(self, page_size: int) -> int:
+        """Pages that the rows of one request's media take."""
+        return -(-self.encoder_rows // page_size)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of the state of one request, on one device."""
         return sum(layout.nbytes for layout in self.states)
 
-    def table_widths(self, pages: int) -> tuple[int, ...]:
-        """Columns of each group's table, for requests of so many pages."""
-        return (pages,) * len(self.groups) + (2,) * self.has_states
+    def table_widths(self, pages: int, encoder_pages: int = 0) -> tuple[int, ...]:
+        """Columns of each group's table, for requests of so many pages, and as many of an encoder's rows."""
+        return (pages,) * len(self.groups) + (encoder_pages,) * self.has_cross + (2,) * self.has_states
 
     @property
     def page_bytes(self) -> int:
@@ -70,28 +84,32 @@ class KVCacheLayout:
 
     def max_pages(self, tokens: int, page_size: int, step: int) -> int:
         """The most that a request of so many tokens holds, over all groups."""
-        return sum(kept.max_pages(tokens, page_size, step) for kept in self.groups)
+        own = sum(kept.max_pages(tokens, page_size, step) for kept in self.groups)
+        return own + self.encoder_pages(page_size)
 
 
-def group_layers(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None = None) -> KVCacheLayout:
+def group_layers(
+    mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None = None, encoder_rows: int = 0
+) -> KVCacheLayout:
     """Settles the group and the places of every mixing of a model. Groups are the model's; layouts, and places in them,
-    are of those that are `here`, on this stage."""
+    are of those that are `here`, on this stage. `encoder_rows`: of a request's media, that layers read."""
     here = set(mixings) if here is None else here
     keeping = [mixing for mixing in mixings if mixing.layouts]
     stateful = [mixing for mixing in keeping if {layout.unit for layout in mixing.layouts} == {"request"}]
-    paged = _page_layout([mixing for mixing in keeping if mixing not in stateful], here)
+    paged = _page_layout([mixing for mixing in keeping if mixing not in stateful], here, encoder_rows)
     states: list[Layout] = []
     for mixing in stateful:
         place = len(paged.layouts) + len(states)
-        mixing.group, mixing.tensor_indices = len(paged.groups), range(place, place + len(mixing.layouts))
+        mixing.group = len(paged.groups) + paged.has_cross
+        mixing.tensor_indices = range(place, place + len(mixing.layouts))
         states += mixing.layouts if mixing in here else ()
     return replace(paged, states=tuple(states), has_states=bool(stateful))
 
 
-def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCacheLayout:
+def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer], encoder_rows: int) -> KVCacheLayout:
     """Returns the arrangement of the layers that keep pages."""
     kinds: dict[KVCacheGroup, list[LayerMixer]] = {}
-    for mixing in mixings:
+    for mixing in sorted(mixings, key=lambda each: each.is_cross):  # those come last
         kinds.setdefault(_group_of(mixing), []).append(mixing)
     if not kinds:
         return KVCacheLayout((), ())
@@ -118,7 +136,10 @@ def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) ->
             mixing.group = keeps.index(kind)
             mixing.tensor_indices = range(len(layouts), len(layouts) + len(mixing.layouts))
             layouts += mixing.layouts if mixing in here else ()
-    return KVCacheLayout(tuple(keeps), tuple(layouts))
+    own = tuple(each for each in keeps if not each.cross)
+    if keeps[len(own) :] not in ([], [KVCacheGroup(cross=True)]) or (len(own) < len(keeps)) != bool(encoder_rows):
+        raise ValueError(f"{len(keeps) - len(own)} groups of layers read {encoder_rows} rows of an encoder; one may")
+    return KVCacheLayout(own, tuple(layouts), encoder_rows=encoder_rows)
 
 
 def _shape(mixing: LayerMixer) -> tuple[object, ...]:
@@ -126,7 +147,7 @@ def _shape(mixing: LayerMixer) -> tuple[object, ...]:
 
 
 def _group_of(mixing: LayerMixer) -> KVCacheGroup:
-    keeps = {KVCacheGroup(layout.window, layout.chunked) for layout in mixing.layouts}
+    keeps = {KVCacheGroup(layout.window, layout.chunked, layout.cross) for layout in mixing.layouts}
     if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
         raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
     return next(iter(keeps))

@@ -17,6 +17,7 @@ from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.request import LAST_TOKEN, Request, StateSlots
 
 if TYPE_CHECKING:  # it finds its pages by hashes of this module
+    from quintet.engine.encoder.cache import EncoderCache
     from quintet.engine.row_store.manager import RowStoreManager
 
 HASH_BYTES = 16  # bytes of a page's hash, before the number of its group
@@ -45,6 +46,7 @@ class KVCacheManager:
     max_step_tokens: int = 1  # tokens of one request in a step, at most
     state_slots: StateSlotPool | None = None  # of states, where layers keep some
     row_store: "RowStoreManager | None" = None  # rows that stand in the places of prompts' tokens
+    encoder: "EncoderCache | None" = None  # rows of requests' media, which layers read
     generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
     windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
 
@@ -152,14 +154,15 @@ class KVCacheManager:
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
             root = request.generation.to_bytes(8, "little") + request.core_request.salt
-            extend_page_hashes(request.page_hashes, ids, self.page_size, root, request.core_request.embeds_of)
+            extend_page_hashes(request.page_hashes, ids, self.page_size, root, request.core_request.beside_tokens)
         return request.page_hashes[: tokens // self.page_size]
 
-    def fits(self, found: PrefixMatch, upto: int, whole: int) -> bool:
+    def fits(self, request: Request, found: PrefixMatch, upto: int, whole: int) -> bool:
         """True if a request that begins with what was found has room for its first `upto` tokens and, step by step, for
         all `whole` of them, forgetting behind windows as it goes."""
         held = sum(1 for pages in found.pages for page in pages if page != NULL_PAGE and self.pool.is_free(page))
-        now, have, need = self._count(upto), self._count(found.tokens), 0
+        now, have = self._count(upto), self._count(found.tokens)
+        need = 0 if self.encoder is None else self.encoder.needed_pages(request)
         for kept, pages in zip(self.groups, found.pages, strict=True):
             most = kept.max_pages(whole, self.page_size, self.max_step_tokens)
             need += max(now - have, most - sum(page != NULL_PAGE for page in pages))
@@ -171,6 +174,8 @@ class KVCacheManager:
             request.page_hashes, request.generation = [], self.generation
         for pages in found.pages:
             self.pool.retain(page for page in pages if page != NULL_PAGE)
+        if self.encoder is not None:
+            self.encoder.hold(request)
         request.pages = [list(pages) for pages in found.pages]
         request.trimmed = [sum(page == NULL_PAGE for page in pages) for pages in found.pages]
         request.table_rows, request.prefix_match = [None] * len(self.groups), None
@@ -189,7 +194,9 @@ class KVCacheManager:
 
     def align_step_end(self, request: Request, start: int, stop: int) -> int:
         """Returns the best end of a step that computes its tokens from `start` on, at `stop` or before: a state is kept
-        where a page ends, and needed where other requests branch off, or will."""
+        where a page ends, and needed where other requests branch off, or will. Runs of tokens may have to be whole."""
+        if self.row_store is not None:
+            stop = self.row_store.before_runs(request, start, stop)
         if self.state_slots is None or not self.pool.caching or stop - start <= self.page_size:
             return stop
         last = (len(request.token_ids) - 1) // self.page_size * self.page_size  # the most that can be found of it
@@ -238,6 +245,8 @@ class KVCacheManager:
             self.state_slots.release(request)
         if self.row_store is not None:
             self.row_store.release(request)
+        if self.encoder is not None:
+            self.encoder.release(request)
         clear_cache_state(request)
 
     def reset(self) -> None:
@@ -256,6 +265,8 @@ class KVCacheManager:
             self.state_slots.clear()
         if self.row_store is not None:
             self.row_store.clear()
+        if self.encoder is not None:
+            self.encoder.clear()
 
     def check_integrity(self, requests: Iterable[Request], others: Iterable[list[int]] = ()) -> None:
         """Asserts that the pool's counts agree with the pages of the requests, and of `others` beside them."""
@@ -266,6 +277,9 @@ class KVCacheManager:
                 assert NULL_PAGE not in pages[trimmed:] and not any(pages[:trimmed]), request
                 assert trimmed <= kept.first_visible(request.num_computed) // self.page_size, request
             held.append([page for pages in request.pages for page in pages if page != NULL_PAGE])
+        if self.encoder is not None:
+            held += self.encoder.held_pages
+            self.encoder.check_integrity(requests)
         self.pool.check_integrity(held)
         if self.state_slots is not None:
             self.state_slots.check_integrity(requests)

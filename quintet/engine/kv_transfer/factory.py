@@ -38,7 +38,7 @@ from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import digest
 
 if TYPE_CHECKING:
-    from quintet.engine.startup import EnginePlan
+    from quintet.engine.executor.engine_plan import EnginePlan
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def check_kv_transfer(config: EngineConfig, facts: Capabilities, ranks: WorkerGr
         raise ValueError(
             f"{name}: layers of this model keep a state per request, which is not found by pages alone; leave it out"
         )
+    if arrangement.has_cross:
+        raise ValueError(f"{name}: layers of this model read an encoder's rows, whose pages stay here; leave it out")
     if not arrangement.groups:
         raise ValueError(f"{name}: this model keeps nothing from step to step; leave it out")
     if not config.enable_prefix_caching:

@@ -135,7 +135,7 @@ class KVTransferManager(StepHook):
             return LoadState.READY
         held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
         whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
-        if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
+        if need > self._pool.num_free or not self._tables.fits(request, found, whole, whole):
             return LoadState.READY if alone and not self._pending else LoadState.NEEDS_PAGES
         if self._exceeds_load_share(len(missing)):
             self._queued[request] = len(missing)

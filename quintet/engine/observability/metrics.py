@@ -31,6 +31,8 @@ COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "vllm:spec_decode_num_accepted_tokens": "spec_decode.num_accepted_tokens",
     "quintet:steps": "steps.num_steps",
     "quintet:jump_forward_tokens": "steps.num_jumped",
+    "quintet:encoder_passes": "encoder.num_encoder_passes",
+    "quintet:encoder_cache_hits": "encoder.num_encoder_hits",
     "quintet:kv_pages_stored": "kv_connector.pages_stored",
     "quintet:kv_pages_loaded": "kv_connector.pages_loaded",
     "quintet:kv_pages_failed": "kv_connector.pages_failed",

@@ -94,6 +94,14 @@ class LoRAStats:
 
 
 @dataclass(frozen=True)
+class EncoderStats:
+    """Passes of a model's encoder, and requests that needed none."""
+
+    num_encoder_passes: int = 0
+    num_encoder_hits: int = 0  # requests whose media had been encoded before; those that begin again count again
+
+
+@dataclass(frozen=True)
 class WeightStats:
     """Weights that are served, and whether requests wait for others."""
 
@@ -115,6 +123,7 @@ class Stats:
     experts: ExpertStats = ExpertStats()
     lora: LoRAStats = LoRAStats()
     weights: WeightStats = WeightStats()
+    encoder: EncoderStats = EncoderStats()
     asleep: int = 0  # the level; 0: awake
     num_deferred: int = 0  # of those that wait, with grammars that may not be compiled yet
 

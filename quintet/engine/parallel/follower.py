@@ -12,12 +12,13 @@ from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.adapters import agree_on_adapters
 from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.multiproc import CLOSED
 from quintet.engine.parallel.together import run_together
-from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.engine.startup import launch, prepare
 from quintet.engine.weight_transfer.orders import WEIGHT_ORDERS
 from quintet.engine.weight_transfer.remote import answer_order
 from quintet.hub.resolve import resolve_tokenizer

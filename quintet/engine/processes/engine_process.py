@@ -21,6 +21,7 @@ from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.factory import adapter_reader
 from quintet.engine.lora.references import LoRAReferences
@@ -28,12 +29,11 @@ from quintet.engine.parallel.commands import ResetPrefixCacheCommand
 from quintet.engine.parallel.follower import carry_out, grammars_of
 from quintet.engine.pooling.adapted_heads import unchecked_heads
 from quintet.engine.processes import messages as wire
+from quintet.engine.processes.model_facts import served
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.processes.served_adapters import ServedAdapters, Waker, check_modules
-from quintet.engine.row_store.factory import max_embeds_rows
-from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.engine.startup import launch, prepare
 from quintet.hub.adapters import resolve_adapter
-from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.lora.adapter import adapter_digest
 from quintet.lora.request import LoRAReference
@@ -124,44 +124,6 @@ class Shutdown:
             threading.Event().wait()
 
 
-def served(prepared: EnginePlan) -> ModelInfo:
-    """Returns what API processes must know of the model."""
-    config, generation = prepared.config, dict(prepared.generation)
-    return ModelInfo(
-        model=config.model,
-        tokenizer=None if config.skip_tokenizer_init else str(resolve_tokenizer(config, prepared.folder)),
-        vocab_size=prepared.vocab_size,
-        max_model_len=prepared.memory_plan.max_model_len,
-        max_logprobs=config.max_logprobs,
-        eos_ids=sorted(generation.pop("eos_token_id", ())),
-        seed=config.seed,
-        num_pages=prepared.memory_plan.num_pages - 1,  # page 0 takes the writes of padding
-        page_size=config.page_size,
-        processors=list(config.logits_processors),
-        defaults=generation,
-        created=int(time.time()),
-        embeds_width=prepared.embeds_width,
-        embeds_rows=max_embeds_rows(config, prepared.sizes.row_store),
-        by_priority=config.scheduling_policy == "priority",
-        stream_interval=config.stream_interval,
-        cache_dtype=config.kv_cache_dtype,
-        prefix_caching=config.enable_prefix_caching,
-        kv_tokens=prepared.memory_plan.kv_cache_tokens,
-        family=str(prepared.hf_config.model_type),
-        structured_outputs=config.structured_outputs_config,
-        reasoning=config.reasoning_config,
-        pooling=prepared.pooling_bounds,
-        labels=_labels(prepared),
-        transfers=config.kv_transfer_config.kv_role,
-        step_tokens=config.max_num_batched_tokens,
-        weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
-        dtype=str(prepared.sizes.dtype).removeprefix("torch."),
-        max_loras=config.max_loras if config.enable_lora else 0,
-        max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
-        num_ranks=config.tensor_parallel_size * config.pipeline_parallel_size,
-    )
-
-
 class Sockets:
     """The engine's inbox, and an outbox for each API process."""
 
@@ -198,14 +160,6 @@ def check_lora_modules(prepared: EnginePlan, modules: list[wire.LoadLoRA]) -> No
             read(LoRAReference(path, str(folder), adapter_digest(folder)))
 
         check_modules(modules, read_path)
-
-
-def _labels(prepared: EnginePlan) -> list[str]:
-    """Names of the classes, by their number."""
-    named = getattr(prepared.hf_config, "id2label", None)
-    if prepared.pooling_bounds is None or not isinstance(named, dict):
-        return []
-    return [str(named.get(place, f"LABEL_{place}")) for place in range(len(named))]
 
 
 class Core:

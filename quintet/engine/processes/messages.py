@@ -20,6 +20,7 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.engine.weight_transfer.orders import WeightOrder
 from quintet.lora.request import LoRAReference
+from quintet.media.items import MediaItem
 from quintet.outputs import TokenDelta
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -99,6 +100,8 @@ class Asked(msgspec.Struct, array_like=True):
     types: bytes = b""
     scored: bool = True  # of the first completion
     lora: LoRAReference | None = None
+    encoder: MediaItem | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -123,7 +126,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             Asked(
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
                 [(one.request_id, one.random_key) for one in each], each[0].open_reasoning_tokens, each[0].token_types,
-                each[0].returns_prompt_logprobs, each[0].lora,
+                each[0].returns_prompt_logprobs, each[0].lora, each[0].encoder, each[0].media,
             )
             for each in admitted
         ]  # fmt: skip
@@ -148,7 +151,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
             CoreRequest(
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, each.scored and index == 0, each.embeds, self.grammar,
-                self.marks, each.thought, self.pooling, self.rows, each.types, each.lora,
+                self.marks, each.thought, self.pooling, self.rows, each.types, each.lora, each.encoder, each.media,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)

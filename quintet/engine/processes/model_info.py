@@ -5,6 +5,9 @@ from typing import Any
 
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.families import MediaModel
+from quintet.media.info import MediaInfo
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class ModelInfo:
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
     weight_bytes: int = 0  # that the weights take on one device
     num_ranks: int = 1  # of one engine
+    encoder: SpeechInput | None = None  # what its encoder takes; None: it has none
+    media: MediaInfo = field(default_factory=MediaInfo)  # images, video and audio that prompts may have
+    media_model: MediaModel | None = None  # how they are made ready; None: there may be none
+    no_media: str = ""  # why there may be none
     dtype: str = ""  # of the weights, such as "bfloat16"
     max_lora_rank: int = 0  # of an adapter; 0: there are none
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
 
 
+MEDIA_ROWS = 8192  # by default, where pictures are served: a large one, and the next
+
+
 def row_store_sizes(
-    config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int
+    config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int, levels: int = 0, whole: bool = False
 ) -> RowStoreSizes | None:
-    """Returns the room for rows on a device; None: no request brings any. ValueError if the platform has none, or if
-    there are rows for nothing."""
-    if not config.enable_prompt_embeds:
+    """Returns the room for rows on a device; None: no request brings any. `levels`: rows of a token of a picture; 0:
+    pictures are not served; `whole`: see RowStoreSizes. ValueError if the platform has none, or if there are rows for
+    nothing."""
+    if not config.enable_prompt_embeds and not levels:
         if config.encoder_cache_rows is not None:
             raise ValueError(
                 f"encoder_cache_rows={config.encoder_cache_rows}: no request brings rows; set "
@@ -31,14 +35,15 @@ def row_store_sizes(
         )
     rows = config.encoder_cache_rows
     if rows is None:
-        whole = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
-        rows = max(config.max_num_batched_tokens, whole, 2 * EMBEDS_ROWS)
-    return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, by_torch=not facts.ops_only)
+        prompt = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
+        media = min(2 * max_model_len, MEDIA_ROWS) if levels else 0
+        rows = max(config.max_num_batched_tokens, prompt, media, 2 * EMBEDS_ROWS)
+    return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, whole, max(1, levels))
 
 
 def make_row_store(sizes: RowStoreSizes | None) -> RowStoreManager | None:
     """Makes the bookkeeping of the rows; None: there are none."""
-    return None if sizes is None else RowStoreManager(sizes.rows)
+    return None if sizes is None else RowStoreManager(sizes.rows, sizes.whole_runs)
 
 
 def describe_row_store(worker: "Worker") -> list[str]:

@@ -25,16 +25,12 @@ EMBEDS_ROWS = 64
 RowWriter = Callable[["WorkerGroup", Sequence["RowWrite"]], None]  # makes rows, and writes them on every rank
 
 
-class RowItem(Protocol):
-    """Rows of one stretch of a prompt: found again by their key, made by their writer."""
-
-    @property
-    def first(self) -> int:
-        """Position of the first token."""
+class Written(Protocol):
+    """What is written before a step reads it: rows of a store, or an encoder's pages."""
 
     @property
     def count(self) -> int:
-        """Tokens, and rows."""
+        """Rows."""
 
     @property
     def writer(self) -> RowWriter:
@@ -45,10 +41,25 @@ class RowItem(Protocol):
         """Digest of what the rows are made of: items with equal keys have equal rows."""
 
 
+class RowItem(Written, Protocol):
+    """Rows in the places of one stretch of a prompt: found again by their key, made by their writer."""
+
+    @property
+    def first(self) -> int:
+        """Position of the first token."""
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yields (position, tokens, first row) of each run of its tokens among start .. stop - 1."""
+
+
 class RowWrite(NamedTuple):
     """An item that is to be written."""
 
-    item: RowItem
+    item: Written
     places: IntArray  # [count] rows of the store
 
 
@@ -60,6 +71,15 @@ class EmbedsItem:
     count: int
     content: memoryview  # float32, row by row
     writer: RowWriter = write_embeds
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.count
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        low, high = max(start, self.first), min(stop, self.stop)
+        if low < high:
+            yield low, high - low, low - self.first
 
     @cached_property
     def key(self) -> bytes:
@@ -91,15 +111,16 @@ class PromptRows:
             item = self.items[index]
             if item.first >= stop:
                 return
-            if item.first + item.count > start:
+            if item.stop > start:
                 yield index, item
 
     def places(self, start: int, stop: int) -> IntArray:
         """Returns the row of the store for each of these tokens, -1 for one without; their items are held."""
         found = np.full(stop - start, -1, np.int32)
         for index, item in self.touched(start, stop):
-            first, last = max(start, item.first), min(stop, item.first + item.count)
-            found[first - start : last - start] = rows_of(self.pages[index])[first - item.first : last - item.first]
+            rows = rows_of(self.pages[index])
+            for first, count, row in item.runs(start, stop):
+                found[first - start : first - start + count] = rows[row : row + count]
         return found
 
 

@@ -12,14 +12,16 @@ from quintet.engine.kv_cache.manager import group_hash
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.request import Request
 from quintet.engine.row_store.items import EMBEDS_ROWS, PromptRows, RowItem, RowWrite, embeds_items, pages_of, rows_of
+from quintet.engine.row_store.media import media_items
 from quintet.layers.row_store import PAGE_ROWS
 
 
 class RowStoreManager:
     """Pages of the row store, counted and shared."""
 
-    def __init__(self, num_rows: int) -> None:
-        """num_rows: that items can have, a multiple of PAGE_ROWS."""
+    def __init__(self, num_rows: int, whole_runs: bool = False) -> None:
+        """num_rows: that items can have, a multiple of PAGE_ROWS. whole_runs: see RowStoreSizes."""
+        self.whole_runs = whole_runs
         self.pool = PagePool(1 + num_rows // PAGE_ROWS)  # page 0 holds zeros
         self._most = min(EMBEDS_ROWS, num_rows)  # rows of an item of prompt embeddings
         self._holders: dict[Request, None] = {}
@@ -34,7 +36,7 @@ class RowStoreManager:
         for request in list(self._holders):
             rows = request.prompt_rows
             assert rows is not None, "a holder has rows"
-            ends = {index: rows.items[index].first + rows.items[index].count for index in rows.pages}
+            ends = {index: rows.items[index].stop for index in rows.pages}
             self._let_go(request, rows, [index for index, end in ends.items() if end <= request.num_computed])
 
     def end_within(self, request: Request, start: int, stop: int) -> int:
@@ -52,6 +54,16 @@ class RowStoreManager:
                 return max(start, item.first)
             free -= need
             counted.add(item.key)
+        return stop
+
+    def before_runs(self, request: Request, start: int, stop: int) -> int:
+        """Returns where a step that computes tokens from `start` on ends, at `stop` or before: where runs of tokens are
+        whole, none is cut. `start`: it waits for a step with more room."""
+        rows = self._rows(request) if self.whole_runs else None
+        for _, item in () if rows is None else rows.touched(start, stop):
+            for first, count, _ in item.runs(item.first, item.stop):
+                if first < stop < first + count:
+                    return max(start, first)
         return stop
 
     def hold(self, request: Request, start: int, stop: int) -> None:
@@ -75,6 +87,8 @@ class RowStoreManager:
         """Returns the request's items; None if it has none."""
         if request.prompt_rows is None and request.core_request.embeds:
             request.prompt_rows = PromptRows(embeds_items(request.core_request, self._most))
+        if request.prompt_rows is None and request.core_request.media:
+            request.prompt_rows = PromptRows(media_items(request.core_request))
         return request.prompt_rows
 
     def _found(self, item: RowItem) -> list[int] | None:

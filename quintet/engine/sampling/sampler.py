@@ -20,11 +20,13 @@ from quintet.engine.sampling.logits_edits import (
 )
 from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, batch_update_between
 from quintet.engine.sampling.thinking_budget import ThinkingBudget
+from quintet.engine.sampling.transcription_rules import TranscriptionRules
 from quintet.interface.platform import Device, State
 from quintet.interface.types import IntArray, Layout, Memory
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.rules import DecodingRules
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 USUAL_LOGPROBS = 32  # computed where shapes are fixed and any are asked for: few requests ask for more
@@ -79,15 +81,15 @@ def logprob_sizes(vocab_size: int, max_logprobs: int) -> tuple[int, ...]:
 class Sampler:
     """Draws a token for each request of a step, and remembers from step to step which request has which row.
 
-    The order is vLLM's: raw log-probabilities; grammars; thinking budgets; allowed_token_ids; bad_words; processors
-    that may change the argmax; min_tokens; logit_bias; penalties; temperature; the other processors; min_p, top_k,
-    top_p; the draw.
+    The order is vLLM's: raw log-probabilities; grammars; thinking budgets; allowed_token_ids; bad_words; rules of
+    transcripts; processors that may change the argmax; min_tokens; logit_bias; penalties; temperature; the other
+    processors; min_p, top_k, top_p; the draw.
 
     With `sizes` (see logprob_sizes) shapes are fixed: they depend on the shape of the logits alone, and rows of padding
     are treated as greedy. With processors, which are user code that sees the requests' rows, shapes are not fixed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last are settings that most engines leave alone
         self,
         ops: Ops,
         device: Device,
@@ -95,10 +97,12 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         logprobs_mode: str = "raw_logprobs",
         sizes: Sequence[int] = (),
+        rules: DecodingRules | None = None,
     ) -> None:
+        """`rules`: of the transcripts of requests with audio."""
         if logprobs_mode not in get_args(LogprobsMode):
             raise ValueError(f"logprobs_mode must be one of {', '.join(get_args(LogprobsMode))}, not {logprobs_mode!r}")
-        self._ops, self.device, self._vocab_size = ops, device, vocab_size
+        self._ops, self.device, self._vocab_size, self._rules = ops, device, vocab_size, rules
         self._processors = tuple(processors)
         self._late = [p for p in processors if p.is_argmax_invariant()]
         self._other_processors = [p for p in processors if not p.is_argmax_invariant()]
@@ -240,6 +244,8 @@ class Sampler:
         setting = self._ops, self.device, self._vocab_size, bool(self._sizes)
         self._before: list[LogitEdit] = [GrammarMask(*setting), ThinkingBudget(*setting), AllowedTokens(*setting)]
         self._before.append(BadWords(*setting))
+        if self._rules is not None:
+            self._before.append(TranscriptionRules(*setting, self._rules))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._trace, self._traced = TraceReplay(*setting), False
         self._settled = False  # whether what _follow() makes was made for the requests

@@ -53,7 +53,7 @@ class DraftModelProposer:
 
     def may_propose(self, requests: Sequence[Request]) -> bool:
         """Returns True: whatever the text is, there are drafts after it."""
-        return any(not each.core_request.embeds for each in requests)
+        return any(not each.core_request.has_rows for each in requests)
 
     def finish(self, request: Request) -> None:
         """Does nothing: pages go with the request."""
@@ -84,7 +84,7 @@ class DraftModelProposer:
 
     def _clip(self, request: Request, most: int) -> int:
         """Returns how many drafts a request may have, by what the drafter can do."""
-        if request.core_request.embeds:  # it has no rows for them
+        if request.core_request.has_rows:  # it has no rows for them
             return 0
         return min(most, self.num_drafts, self._limits.max_model_len - request.num_known)
 

@@ -98,9 +98,14 @@ class SelfAttention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """Applies rotary to the q, k and v of project(), and attends -> [T, H * D]."""
-        if (turn := self._fused_rotary_args()) is not None:
+        rows = None if self.rotary is None else cache.multimodal_rows(self.rotary)
+        if rows is not None:
+            table, places = rows
+            q, k = self._turn(q, k, places, table)
+        elif (turn := self._fused_rotary_args()) is not None:
             return self.mixing.with_rotary(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
-        q, k = self._apply_rotary(q, k, cache.batch.positions)
+        else:
+            q, k = self._apply_rotary(q, k, cache.batch.positions)
         if self.shares_kv:
             cache.shared_kv[self.mixing] = k, v
         return self.attend(q, k, v, cache)
@@ -136,12 +141,17 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def _apply_rotary(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k normalised and turned, as far as the family does so; both at once where an op does."""
+        """q and k normalised and turned, as far as the family does so."""
+        return self._turn(q, k, positions)
+
+    def _turn(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """q and k normalised and turned; both at once where an op does. `table`: of angles, in the place of the
+        model's own."""
         if self.q_norm is not None and self.k_norm is not None:
             if self.rotary is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-                return self.rotary.norm_and_rotate(q, k, (self.q_norm, self.k_norm), positions)
+                return self.rotary.norm_and_rotate(q, k, (self.q_norm, self.k_norm), positions, table)
             q, k = self.q_norm(q), self.k_norm(k)
-        return (q, k) if self.rotary is None else self.rotary(q, k, positions)
+        return (q, k) if self.rotary is None else self.rotary(q, k, positions, table)
 
 
 class SharedKVAttention(nn.Module):

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,13 +23,13 @@ from quintet.common.processes import Child, Exit
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.worker import CPU_SECONDS, CPU_SHARE, Decoded, Orders
+from quintet.media.children import CRASHES
 
 logger = logging.getLogger(__name__)
 
 MAX_AUDIO_SECONDS = 2 * 3600.0  # of one file, if the caller asks for no other limit
 PROCESSES = 2  # at a time; other files wait
 PATIENCE = 4  # seconds of waiting for each second of processor time: other work goes before it
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)
 CRASHED = "its decoder crashed; convert it, for instance: ffmpeg -i FILE -ar 16000 -ac 1 a.wav"
 TOO_MUCH = "it takes too much time or memory to decode; convert it, for instance: ffmpeg -i FILE -ar 16000 -ac 1 a.wav"
 

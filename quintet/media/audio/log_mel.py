@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 
+FEATURES = "input_features"  # a MediaItem's field with them, float32 [bins, 3000]; transformers' name
 WINDOW, HOP = 400, 160  # samples: 25 and 10 ms
 CHUNK_SECONDS = 30
 CHUNK_SAMPLES = CHUNK_SECONDS * SAMPLE_RATE

@@ -6,25 +6,23 @@ other files and addresses.
 
 import contextlib
 import os
-import resource
 from collections.abc import Iterator
 from io import FileIO
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-import psutil
 
 from quintet.common.processes import follow_parent, read_orders
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import BLOCK, MAX_RATE, MIN_RATE, Resampler, Samples
+from quintet.media.children import ChildLimits, set_limits, shown_error
 
 MEMORY = 2**30  # bytes of address space beyond what the libraries take when they are loaded
 CPU_SECONDS, CPU_SHARE = 20, 0.02  # of processor time: for any file, and for each second that a file may last
 MAX_CHANNELS = 64
 NICE = 5  # a third of the share of what is generated, where processors are busy: the caller waits for both
 _SLACK = 2**16  # bytes that may be written beyond the longest audio
-_LONGEST = 200  # characters of a library's error
 
 CONTAINERS = {  # what a file begins with: offset, bytes -> FFmpeg's name of the container
     (0, b"fLaC"): "flac", (0, b"OggS"): "ogg", (0, b"ID3"): "mp3", (4, b"ftyp"): "mp4",
@@ -65,14 +63,8 @@ def main() -> None:
     os.nice(NICE)
     libraries = load_libraries()  # imported outside the limits
     most = int(orders.max_seconds * SAMPLE_RATE)
-    limits = {
-        resource.RLIMIT_AS: psutil.Process().memory_info().vms + MEMORY,
-        resource.RLIMIT_FSIZE: most * 4 + _SLACK,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_CPU: int(CPU_SECONDS + CPU_SHARE * orders.max_seconds),
-    }
-    for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
+    cpu_seconds = int(CPU_SECONDS + CPU_SHARE * orders.max_seconds)
+    set_limits(ChildLimits(MEMORY, most * 4 + _SLACK, cpu_seconds), final=True)
     with (
         os.fdopen(orders.source, "rb", buffering=0) as source,
         os.fdopen(orders.samples, "wb") as samples,
@@ -85,7 +77,7 @@ def main() -> None:
         except Refused as error:
             decoded = Decoded(error=str(error))
         except Exception as error:  # the libraries raise errors of any type for damaged files
-            decoded = Decoded(error=f"it is damaged ({type(error).__name__}: {_shown(error)}); write it again")
+            decoded = Decoded(error=f"it is damaged ({type(error).__name__}: {shown_error(error)}); write it again")
         with contextlib.suppress(MemoryError):
             report.write(msgspec.json.encode(decoded))
 
@@ -199,10 +191,6 @@ def floats(frame: Any) -> Samples:
     half = 2 ** (8 * raw.dtype.itemsize - 1)
     centred = raw.astype(np.float64) - (half if raw.dtype.kind == "u" else 0)
     return np.asarray(centred / half, np.float32)
-
-
-def _shown(error: Exception) -> str:
-    return " ".join(str(error)[:_LONGEST].encode(errors="replace").decode().split())
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool) -> nn.
         _check_known(config)
     register()
     try:
-        with _Empty():
+        with EmptyTensors():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=TRACED, trust_remote_code=trusted
             )
@@ -108,7 +108,7 @@ def _check_class(made: Any, config: Any) -> None:
         raise Unsupported(config, f"its forward() takes no {' and no '.join(missing)}")
 
 
-class _Empty(TorchFunctionMode):
+class EmptyTensors(TorchFunctionMode):
     """Puts tensors made to be filled (parameters) on the meta device, without memory; buffers are computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,7 @@
 """Replaces transformers' modules that equal one of our layers, and collects the tensors of the others."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ class Replacing:
                 parent, _, name = path.rpartition(".")
                 setattr(self._theirs.get_submodule(parent), name, made)
         self.plan.check()
-        return self._loose()
+        return loose_tensors(self._theirs, self._fp32)
 
     def _made(self, module: nn.Module, path: str) -> nn.Module | None:
         if self._in_float32(path):
@@ -141,20 +142,27 @@ class Replacing:
         )
 
     def _in_float32(self, path: str) -> bool:
-        return any(re.search(rf"(^|\.){re.escape(key)}($|\.)", path) for key in self._fp32)
+        return _is_within(path, self._fp32)
 
-    def _loose(self) -> dict[str, Loose]:
-        found: dict[int, tuple[str, list[tuple[nn.Module, str]], Tensor, bool]] = {}
-        for path, module in self._theirs.named_modules():
-            if isinstance(module, Layer):
-                continue
-            unsaved = module._non_persistent_buffers_set
-            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is not None:
-                    stored = name not in unsaved
-                    whole_name = f"{path}.{name}" if path else name
-                    found.setdefault(id(tensor), (whole_name, [], tensor, stored))[1].append((module, name))
-        return {
-            name: Loose(tuple(owners), tensor, stored, torch.float32 if self._in_float32(name) else tensor.dtype)
-            for name, owners, tensor, stored in found.values()
-        }
+
+def _is_within(path: str, names: Sequence[str]) -> bool:
+    """Returns whether a module or a tensor is one of these, or within one."""
+    return any(re.search(rf"(^|\.){re.escape(key)}($|\.)", path) for key in names)
+
+
+def loose_tensors(theirs: Any, float32: Sequence[str]) -> dict[str, Loose]:
+    """Returns the tensors of transformers' modules that are none of our layers; those of `float32` are in float32."""
+    found: dict[int, tuple[str, list[tuple[nn.Module, str]], Tensor, bool]] = {}
+    for path, module in theirs.named_modules():
+        if isinstance(module, Layer):
+            continue
+        unsaved = module._non_persistent_buffers_set
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None:
+                stored = name not in unsaved
+                whole_name = f"{path}.{name}" if path else name
+                found.setdefault(id(tensor), (whole_name, [], tensor, stored))[1].append((module, name))
+    return {
+        name: Loose(tuple(owners), tensor, stored, torch.float32 if _is_within(name, float32) else tensor.dtype)
+        for name, owners, tensor, stored in found.values()
+    }

@@ -125,7 +125,7 @@ class CPU(Platform):
     name = "cpu"
     op_priority = providers.PRIORITY
     supports_states = True
-    optional_spec_fields = frozenset({"chunk"})
+    optional_spec_fields = frozenset({"chunk", "cross", "until"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

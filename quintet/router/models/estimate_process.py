@@ -10,8 +10,9 @@ import msgspec
 
 from quintet.common.processes import follow_parent, read_orders
 from quintet.config import EngineConfig, read_environment
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.memory_planner import MemoryPlan
-from quintet.engine.startup import EnginePlan, prepare
+from quintet.engine.startup import prepare
 from quintet.hub.resolve import resolve_model
 from quintet.model_loader.external_loaders import STORE_SCHEMES
 from quintet.model_loader.weight_files import weights_of
@@ -68,7 +69,7 @@ def _estimate(config: EngineConfig) -> MemoryEstimate:
 
 def _of_plan(prepared: EnginePlan, plan: MemoryPlan, auto: bool) -> MemoryEstimate:
     takes, page, facts = plan.model_memory.estimate, plan.model_memory.page_bytes, prepared.capabilities
-    memory = prepared.ranks.workers[0].memory()
+    memory = prepared.ranks.workers[0].device.memory()
     in_host_memory = bool(facts.layout_key)
     ranks = max(1, prepared.config.tensor_parallel_size) if in_host_memory else 1
     slots = min(plan.num_slots, 3) * plan.model_memory.kv_cache_layout.slot_bytes

@@ -16,6 +16,8 @@ from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.app_state import AppState
+from quintet.server.http.audio import realtime
+from quintet.server.http.audio.routes import router as audio
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
@@ -75,6 +77,8 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
     for module, asked in asked_for.items():
         if asked:
             app.include_router(module.router)
+    app.include_router(audio)
+    app.include_router(realtime.router)
     app.include_router(responses)
     app.include_router(anthropic)
     for module in (ollama_chat, ollama_embed, ollama_models, llamacpp_completion, llamacpp_server):
@@ -90,7 +94,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     yours.add_middlewares(
         app, yours.load_middlewares(settings.middleware)
     )  # what they read is bounded, and sent by who may call
-    app.add_middleware(BodyLimit, most=settings.body_limit, gate=app.state.service.capacity)
+    app.add_middleware(BodyLimit, most=app.state.service.media_calls.body_limit, gate=app.state.service.capacity)
     app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(LocalNames, settings=settings)

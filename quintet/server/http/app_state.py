@@ -1,15 +1,18 @@
 """State that all routes of one API process share: the engine, the settings, and the running calls."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
 from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
 from quintet.io_processors import Processors
+from quintet.media.audio.decode import AudioDecoder
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.config import ServerConfig
@@ -17,6 +20,7 @@ from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
+from quintet.server.http.inputs.media import MediaCalls
 from quintet.server.http.middleware.auth import key_of, owner_of
 from quintet.server.http.served_models import ServedModels, adapter_of, set_adapter
 from quintet.server.mcp.servers import ToolServers
@@ -24,6 +28,7 @@ from quintet.server.metrics.api_metrics import ApiMetrics
 from quintet.server.metrics.call_record import CallRecord
 from quintet.server.tracing import make_tracer
 
+logger = logging.getLogger(__name__)
 TIMEOUT_HEADER = "x-request-timeout"
 
 
@@ -41,6 +46,7 @@ class AppState:
         self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
+        self.audio = AudioDecoder(settings.max_audio_seconds)
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
         self.capacity = CapacityLimiter(_process_share(settings))
@@ -51,6 +57,7 @@ class AppState:
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
         self.ended_calls: set[EngineCall] = set()  # by the server's end
+        self.media_calls = MediaCalls(backend, settings)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -103,7 +110,7 @@ class AppState:
             code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
-    async def choose_model(self, http: HttpRequest, name: str | None) -> None:
+    async def choose_model(self, http: HTTPConnection, name: str | None) -> None:
         """Has the request answered by the model of that name: the one that is served, or one of its adapters.
 
         Raises ApiError 404 for a model that is not served; no name is the one there is, and so is its path.
@@ -150,7 +157,8 @@ class AppState:
             call.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
-        """Sends the last traces."""
+        """Ends the processes that decode, and sends the last traces."""
+        self.media_calls.close()
         if self.tracer is not None:
             self.tracer.close()
 
@@ -176,7 +184,7 @@ class AppState:
         return min(seconds, most)
 
 
-def caller_of(http: HttpRequest) -> Caller:
+def caller_of(http: HTTPConnection) -> Caller:
     """Returns whose request it is, and the adapter that it names."""
     return Caller(owner_of(http), adapter_of(http))
 
@@ -203,6 +211,10 @@ def _process_share(settings: ServerConfig) -> RequestCost:
     )
     share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
     largest = max(settings.max_body_bytes, settings.max_upload_bytes)
-    return share._replace(
-        characters=max(share.characters, settings.max_body_bytes), body_bytes=max(share.body_bytes, largest)
-    )
+    if settings.max_queued_bytes < largest:
+        name = "max_upload_bytes" if largest == settings.max_upload_bytes else "max_body_bytes"
+        logger.warning(
+            "max_queued_bytes is %d, less than the largest body, %d (%s): bodies of %d bytes are taken; lower %s too",
+            settings.max_queued_bytes, largest, name, largest, name,
+        )  # fmt: skip
+    return share._replace(characters=max(share.characters, largest), body_bytes=max(share.body_bytes, largest))

@@ -188,6 +188,39 @@ class EngineCall:
             last[number] = output
         return [last[number] for number in range(len(self.requests))]
 
+    async def answer(self, ask: PromptRequest) -> RequestOutput:
+        """Returns the only output of a further request, which runs beside others: for `work` of run_between().
+
+        Cancelling ends the request. Its media are kept until the engine has them, not longer. Raises what has ended
+        the call, and ApiError for a request that fails.
+        """
+        if self._record.why is not None or not self._open:
+            raise self._record.why or ClientGone()
+        number, ask = len(self.requests), self._caller.bind(ask)
+        light = ask._replace(prompt=Prompt(ask.prompt.token_ids))
+        self.requests.append(light)
+        self._record.add(light)
+        finished: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+
+        def deliver(output: RequestOutput) -> None:
+            self._record.record_output(number, output)
+            if output.finished:
+                self._running.pop(number, None)
+                if not finished.done():
+                    finished.set_result(output)
+
+        wanted = SubmitRequest(self._request_id(), ask.prompt, deliver)
+        self._service.backend.submit([wanted], ask.params, ask.priority, ask.grammar)
+        self._running[number], self._begun = wanted.request_id, len(self.requests)
+        try:
+            output = await finished
+        finally:
+            if self._running.pop(number, None) is not None:
+                self._record.abort([number])
+                self._service.backend.abort(wanted.request_id)
+        self._check_output(output)
+        return output
+
     async def run_between(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for `work` between two rounds. An error that ends the call cancels the work and is raised."""
         if not self._events.empty():
@@ -227,6 +260,11 @@ class EngineCall:
             raise event
         number, output, size = event
         self._unread -= size
+        self._check_output(output)
+        return number, output
+
+    def _check_output(self, output: RequestOutput) -> None:
+        """Raises ApiError for an output that says that its request has failed."""
         failed = next((each.error for each in output.outputs if each.finish_reason == "error"), None)
         if failed is not None:
             if self._service.sleep_level:  # it fell asleep before the request came to it
@@ -236,7 +274,6 @@ class EngineCall:
             if failed.startswith(ADAPTER):  # its files are gone, or have changed
                 raise ApiError(400, failed, param="model", code="invalid_adapter")
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
-        return number, output
 
     def _submit(self, first: int = 0) -> None:
         """Submits the asks from number `first` on; of texts that become numbers, as many as may be there at once."""
@@ -282,8 +319,11 @@ class EngineCall:
             if output.finished and self._begun < len(self.requests) and output.pooled is not None:
                 self._submit_more()
 
+        return SubmitRequest(self._request_id(), prompt, deliver)
+
+    def _request_id(self) -> str:
         # the process that takes this one's place gives other ids, while the engine may still have these
-        return SubmitRequest(f"{self._service.name}-{os.getpid()}-{next(_request_numbers)}", prompt, deliver)
+        return f"{self._service.name}-{os.getpid()}-{next(_request_numbers)}"
 
     def _keep(self, number: int, output: RequestOutput) -> None:
         """Queues an output for the reader, unless it has stopped reading and too much waits for it."""

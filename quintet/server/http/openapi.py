@@ -53,9 +53,11 @@ class RouteDocs:
     """Request body, answers and errors of a route."""
 
     body: type[BaseModel] | None = None
+    file: str = ""  # part of a form that has the body's fields, too; "": the body is JSON alone
     answer: Any = None  # a msgspec struct; None: no JSON
     stream: Any = None  # of each event's data
     lines: Any = None  # of each line of a stream of JSON lines
+    text: str = ""  # media type of an answer that is text
     errors: Any = Error
     status: int = 200
     conflict: bool = False  # whether it may be refused for what there is already (409)
@@ -103,7 +105,7 @@ def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
 
 
 def _path_and_method(route: Any) -> tuple[str, str]:
-    return getattr(route, "path_format", route.path), next(iter(sorted(route.methods or ["GET"])))
+    return getattr(route, "path_format", route.path), next(iter(sorted(getattr(route, "methods", None) or ["GET"])))
 
 
 def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any]) -> None:
@@ -112,6 +114,8 @@ def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any
         schemas.update(body.pop("$defs", {}))
         schemas[fact.body.__name__] = body
         content = {"application/json": {"schema": {"$ref": _REF + fact.body.__name__}}}
+        if fact.file:
+            content["multipart/form-data"] = {"schema": _form(body, fact.file)}
         operation["requestBody"] = {"required": True, "content": content}
     content = {}
     if fact.answer is not None:
@@ -120,11 +124,19 @@ def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any
         content["text/event-stream"] = {"schema": _event(_struct(fact.stream, schemas))}
     if fact.lines is not None:
         content["application/x-ndjson"] = {"schema": _struct(fact.lines, schemas)}
+    if fact.text:
+        content[fact.text] = {"schema": {"type": "string"}}
     answer: dict[str, Any] = {"description": "The answer"}
     operation["responses"] = {str(fact.status): {**answer, "content": content} if content else answer}
     error = {"application/json": {"schema": _struct(fact.errors, schemas)}}
     for status, why in _errors(fact):
         operation["responses"][str(status)] = {"description": why, "content": error}
+
+
+def _form(body: dict[str, Any], file: str) -> dict[str, Any]:
+    """Returns the schema of a form with the fields of a body and a file."""
+    fields = {**body["properties"], file: {"type": "string", "format": "binary"}}
+    return {**body, "properties": fields, "required": [*body.get("required", ()), file]}
 
 
 def _event(data: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +148,8 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
 
 def _errors(fact: RouteDocs) -> Iterable[tuple[int, str]]:
     found = [(status, why) for status, why in ERRORS.items() if fact.body is not None or status in _WITHOUT_BODY]
+    if fact.file:
+        found.append((507, "The server's disk is full"))
     return [*found, (409, "It cannot be, as things are now")] if fact.conflict else found
 
 

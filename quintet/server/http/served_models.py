@@ -1,10 +1,11 @@
-"""Names that requests may give as their model: the model's own, and those of its adapters (LoRA)."""
+"""Names that requests may give as their model: the model's own, and those of its adapters (LoRA); what it is."""
 
 import logging
 from collections.abc import Sequence
 
-from starlette.requests import Request as HttpRequest
+from starlette.requests import HTTPConnection
 
+from quintet.chat.speech import speech_model
 from quintet.engine.processes.messages import ADAPTER_TAKEN, LoadLoRA, ServedLoRA
 from quintet.hub.model_names import served_name
 from quintet.lora.request import LoRAReference
@@ -13,19 +14,20 @@ from quintet.server.backend import Backend, EngineRefusal
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError
 from quintet.server.lora_modules import check_adapter_name
+from quintet.transcription.model import SpeechModel
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20  # names in an error
 
 
-def adapter_of(http: HttpRequest) -> LoRAReference | None:
+def adapter_of(http: HTTPConnection) -> LoRAReference | None:
     """Returns the adapter that a request names as its model, once AppState.choose_model() has found it."""
     adapter: LoRAReference | None = http.scope.get("state", {}).get("adapter")
     return adapter
 
 
-def set_adapter(http: HttpRequest, adapter: LoRAReference | None) -> None:
+def set_adapter(http: HTTPConnection, adapter: LoRAReference | None) -> None:
     """Has the request answered with that adapter."""
     http.scope.setdefault("state", {})["adapter"] = adapter
 
@@ -36,6 +38,7 @@ class ServedModels:
     def __init__(self, backend: Backend, settings: ServerConfig) -> None:
         """ValueError if an installed resolver cannot be used."""
         self._backend, self._settings = backend, settings
+        self._speech: SpeechModel | None = None
         runtime = settings.allow_runtime_lora
         self._resolvers = make_resolvers(settings.lora_cache_dir, settings.lora_hub_repos) if runtime else []
 
@@ -52,6 +55,16 @@ class ServedModels:
     def names(self) -> tuple[str, ...]:
         """All that lists show."""
         return (*self.base_names, *self._backend.lora.served)
+
+    @property
+    def speech(self) -> SpeechModel | None:
+        """The model as one that transcribes, None if it does not; available once it is loaded."""
+        if self._speech is None:
+            served = self._backend.model_info
+            self._speech = speech_model(
+                self._backend.tokenizer, served.encoder, served.vocab_size, served.max_model_len
+            )
+        return self._speech
 
     def is_base(self, name: str | None) -> bool:
         """Returns whether a name is the model's own: no name is, and so is its path."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.outputs import RequestOutput
@@ -76,7 +77,7 @@ class RequestUsage:
         )
 
 
-def usage_of(http: HttpRequest) -> RequestUsage:
+def usage_of(http: HTTPConnection) -> RequestUsage:
     """The request's own."""
     tally: RequestUsage = http.scope.setdefault("state", {}).setdefault("tally", RequestUsage())
     return tally

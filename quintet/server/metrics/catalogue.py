@@ -87,6 +87,10 @@ ENGINE_METRICS = (
     MetricInfo(
         "quintet:jump_forward_tokens_total", "counter", "Tokens that were not drawn: a grammar left no other."
     ),
+    MetricInfo("quintet:encoder_passes_total", "counter", "Passes of the model's encoder."),
+    MetricInfo(
+        "quintet:encoder_cache_hits_total", "counter", "Requests whose media had been encoded for an earlier one.",
+    ),
     MetricInfo("quintet:kv_pages_stored_total", "counter", "Pages that were kept outside the KV cache."),
     MetricInfo("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
     MetricInfo("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),

@@ -27,6 +27,7 @@ from quintet.server.backend import Deliver, EngineDead, EngineLoading, EngineRef
 from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes.adapter_client import AdapterClient
 from quintet.server.processes.grammar_checks import GrammarChecks
+from quintet.server.processes.media_client import ServedProcessor
 from quintet.server.processes.messages import FromPeer, decode_to_worker
 from quintet.server.processes.weight_client import WeightClient
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -61,6 +62,7 @@ class RemoteBackend:
         self._processor = OutputProcessor(None)
         self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
         self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
+        self.media_processor = ServedProcessor(lambda: self.model_info)
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
@@ -88,6 +90,7 @@ class RemoteBackend:
                 task.cancel()
         self._inbox.close(0)
         self._engines.close()
+        self.media_processor.close()
         self.peers.close()
         self.grammar_checks.close()
 
@@ -272,6 +275,8 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
+            encoder=served.encoder,
+            whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

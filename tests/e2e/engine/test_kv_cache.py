@@ -56,7 +56,11 @@ def test_the_cache_that_is_made_has_the_planned_size(cached: str) -> None:
     run = Runner(tiny)
     made = Worker(run.worker.platform, tiny.config, ModelSizes(torch.float32, 16, SERVED, kv_dtype=CACHED[cached]))
     made.load(tiny.folder, 10, [], progress=False)
-    assert sum(each.nbytes for each in made._state) == 10 * made.page_bytes < 10 * run.worker.page_bytes // 2
+    assert (
+        sum(each.nbytes for each in made._state)
+        == 10 * made.kv_cache_layout.page_bytes
+        < 10 * run.worker.kv_cache_layout.page_bytes // 2
+    )
     assert {each.dtype for each in made._state} == {CACHED[cached]}
 
 

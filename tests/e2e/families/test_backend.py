@@ -135,7 +135,9 @@ def test_a_trial_is_passed_at_the_sizes_of_published_models(family: str, dtype: 
     wide = {"hidden_size": 3072, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 12}
     config = AutoConfig.for_model(family, **{**BASE, **OTHERS[family], **wide})
     worker = Worker(PLATFORM(), config, ModelSizes(dtype, 16, SERVED, transformers_backend=True))
-    assert worker.page_bytes == 12 * 2 * 3 * 64 * 16 * dtype.itemsize // len(worker.kv_cache_layout.groups)
+    assert worker.kv_cache_layout.page_bytes == 12 * 2 * 3 * 64 * 16 * dtype.itemsize // len(
+        worker.kv_cache_layout.groups
+    )
 
 
 def test_half_precision_is_near_transformers() -> None:
@@ -265,11 +267,11 @@ def test_ranks_share_out_what_the_plan_says() -> None:
 
     def work(rank: int, endpoint: str) -> tuple[list[torch.Tensor], int]:
         run = Runner(tiny, platform=platform, rank_info=RankInfo(rank, 2, endpoint), transformers_backend=True)
-        return run.prompts(prompts), run.worker.page_bytes
+        return run.prompts(prompts), run.worker.kv_cache_layout.page_bytes
 
     expected = whole.prompts(prompts)
     for logits, page in each_rank(platform, 2, work):
-        assert page == whole.worker.page_bytes // 2
+        assert page == whole.worker.kv_cache_layout.page_bytes // 2
         for mine, theirs in zip(expected, logits, strict=True):
             torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-4 * float(mine.std()))
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.observability.stats import KVConnectorStats
-from quintet.engine.startup import EnginePlan
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, again, plain, traffic
 from tests.helpers.platforms.null_engine import VOCAB, CtrlC
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from quintet.distributed.connection import NONCE, TAG
+from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_transfer.connector import NullConnector
 from quintet.engine.kv_transfer.manager import KVTransferManager
@@ -34,7 +35,6 @@ from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer_params import MAX_NAME, LeasePeer, transfer_params_of
 from quintet.engine.observability.stats import KVConnectorStats
-from quintet.engine.startup import EnginePlan
 from quintet.sampling_params import ParameterError, SamplingParams
 from tests.engine.kv_transfer.test_manager import WORDS, Odd, beginnings
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, plain, traffic

@@ -13,7 +13,8 @@ import zmq
 from quintet.chat.prompts import Prompt
 from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
-from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, Sockets, served, warms_grammars
+from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, Sockets, warms_grammars
+from quintet.engine.processes.model_facts import served
 from quintet.engine.processes.served_adapters import ServedAdapters
 from quintet.interface.platform import Capabilities
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client

@@ -16,6 +16,7 @@ from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from quintet.server.http.middleware.slow_clients import ClientTimeouts, limited_protocol
+from quintet.server.uvicorn_server import websocket_options
 from tests.server.fakes import FakeBackend
 
 HOST = "http://127.0.0.1"
@@ -119,9 +120,10 @@ def serving(
         wire = limited_protocol(config, patience or ClientTimeouts())
         server = _Server(
             uvicorn.Config(
-                make_app(service), http=wire, ws="none", lifespan="off", log_config=None, access_log=False,
+                make_app(service), http=wire, lifespan="off", log_config=None, access_log=False,
                 root_path=config.root_path, server_header=False, timeout_graceful_shutdown=1,
                 timeout_keep_alive=WAIT,  # a test that is slow finds its idle connection open
+                **websocket_options(),
             ), started,
         )  # fmt: skip
         lives.append(Live(fake, service, listener.getsockname()[1], asyncio.get_running_loop(), wire, server))

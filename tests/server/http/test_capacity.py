@@ -290,3 +290,11 @@ async def test_bytes_of_all_bodies_are_counted_while_they_come() -> None:
         assert [(await each).status_code for each in slow] == [200, 200]
         assert (await http.post("/tokenize", content=raw, headers=headers)).status_code == 200
     assert service.capacity.held == RequestCost()
+
+
+def test_a_limit_below_the_largest_body_is_raised_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    AppState(prepared(), ServerConfig(max_queued_bytes=2000, max_body_bytes=1000, max_upload_bytes=5000))
+    assert "max_queued_bytes is 2000, less than the largest body, 5000 (max_upload_bytes)" in caplog.text
+    caplog.clear()
+    AppState(prepared(), ServerConfig(max_queued_bytes=5000, max_body_bytes=1000, max_upload_bytes=5000))
+    assert not caplog.text

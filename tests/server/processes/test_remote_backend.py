@@ -15,7 +15,7 @@ from quintet.chat.prompts import Prompt
 from quintet.engine.observability.stats import SchedulerStats, Stats, StepStats
 from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
-from quintet.engine.processes.engine_process import served
+from quintet.engine.processes.model_facts import served
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams

@@ -10,7 +10,8 @@ from quintet import __version__
 from quintet.clients.http_client import run
 from quintet.common.terminal import print_stderr
 from quintet.config import EngineConfig
-from quintet.engine.startup import EnginePlan, prepare
+from quintet.engine.executor.engine_plan import EnginePlan
+from quintet.engine.startup import prepare
 from quintet.hub.dtypes import name_of
 from quintet.platforms.host import threads
 from quintet_tools.simulate.cost_model import Costs, Sample, Shape, fitted

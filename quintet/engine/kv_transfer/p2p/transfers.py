@@ -147,7 +147,7 @@ class P2PTransfer:
         if not handoff.peer_hashes:
             size = self._tables.page_size
             extend_page_hashes(
-                handoff.peer_hashes, admitted.prompt_ids, size, b"prompt" + admitted.salt, admitted.embeds_of
+                handoff.peer_hashes, admitted.prompt_ids, size, b"prompt" + admitted.salt, admitted.beside_tokens
             )
         return handoff.peer_hashes
 

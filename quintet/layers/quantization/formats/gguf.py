@@ -95,7 +95,7 @@ class BlockWeights:
         blocks, first = self._blocks(rows, inputs)
         whole = 0, blocks.shape[1] * self.tensor_type.block_size
         if self.name in GRID_TYPES:
-            known = _dequantize_with_gguf(self.name, blocks).flatten(1)
+            known = dequantize(self.name, blocks).flatten(1)
         else:
             known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].format))
         return known[:, inputs[0] - first : inputs[1] - first]
@@ -110,7 +110,8 @@ class BlockWeights:
         return rows[:, first * size : last * size].unflatten(1, (-1, size)), first * count
 
 
-def _dequantize_with_gguf(name: str, blocks: Tensor) -> Tensor:
+def dequantize(name: str, blocks: Tensor) -> Tensor:
+    """uint8 [..., bytes] of blocks of a type -> float32 [..., K], by the package gguf."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

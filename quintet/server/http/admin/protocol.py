@@ -1,17 +1,17 @@
 """POST /tokenize and /detokenize in vLLM's shapes, /v1/models and /version: requests and answers."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field
 
-from quintet.server.http.inputs.body import Body, UnsupportedField
-from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
+from quintet.server.http.inputs.body import Body
+from quintet.server.http.openai.chat_protocol import MediaFields, Messages, TemplateFields
 
 
-class TokenizeRequest(TemplateFields):
+class TokenizeRequest(MediaFields, TemplateFields):
     """Text or a conversation in vLLM's form, or `content` in llama.cpp's."""
 
     model: str | None = None
@@ -23,10 +23,6 @@ class TokenizeRequest(TemplateFields):
     add_special: bool | None = Field(None, description="of content: let the tokenizer add its own tokens (false)")
     parse_special: bool | None = Field(None, description="of content: special tokens are read in the text (true)")
     with_pieces: bool | None = Field(None, description="of content: each token with its text")
-
-    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {
-        "mm_processor_kwargs": UnsupportedField("models here take text alone")
-    }
 
 
 class TokenPiece(msgspec.Struct):

@@ -5,23 +5,26 @@ from typing import Any, NamedTuple
 
 from quintet.chat.history import arguments_of
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
+from quintet.media.items import IMAGE
+from quintet.media.parts import MediaPart
 from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
 
 Block = dict[str, Any]
 
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
+
 _ROLES = ("user", "assistant", "system")
 _BLOCKS_OF_ROLE = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
 _CONTENT = "text, or a list of blocks that is not empty"
-_NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
+_NO_FILES = "files are not read here; give their text, or pictures as blocks of type image"
 _REASONS = {
-    "image": _NO_MEDIA,
-    "document": _NO_MEDIA,
-    "container_upload": _NO_MEDIA,
+    "document": _NO_FILES,
+    "container_upload": _NO_FILES,
     "search_result": "give what was found as text",
 }
 
@@ -116,14 +119,34 @@ def _read_result(block: Block, where: str) -> Block:
     refuse_fields(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), where)
     content = block.get("content")
     parts = [] if content in (None, "", []) else _read_content(content, f"{where}.content")
-    if any(part["type"] != "text" for part in parts):
-        raise ParameterError(f"{where}.content", "may have blocks of text alone")
-    text = "\n".join(part["text"] for part in parts)
-    return {"type": "tool_result", "id": text_of(block.get("tool_use_id"), f"{where}.tool_use_id"), "text": text}
+    if any(part["type"] not in ("text", "image") for part in parts):
+        raise ParameterError(f"{where}.content", "may have blocks of text and images alone")
+    shown: Any = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    if any(part["type"] == "image" for part in parts):
+        shown = [part["media"] if part["type"] == "image" else part for part in parts]
+    return {"type": "tool_result", "id": text_of(block.get("tool_use_id"), f"{where}.tool_use_id"), "content": shown}
+
+
+def _read_image(block: Block, where: str) -> Block:
+    """Reads an image: base64 with its media type, or a URL."""
+    refuse_fields(block, ("type", "source", "cache_control"), where)
+    source = object_of(block.get("source"), f"{where}.source", ("type", "media_type", "data", "url", "file_id"))
+    kind = text_of(source.get("type"), f"{where}.source.type")
+    if kind == "file":
+        raise ParameterError(f"{where}.source", "is of type file, and none are kept here; give base64, or url")
+    if one_of(kind, f"{where}.source.type", ("base64", "url")) == "url":
+        url = text_of(source.get("url"), f"{where}.source.url")
+    else:
+        media_type = one_of(source.get("media_type"), f"{where}.source.media_type", IMAGE_TYPES)
+        url = f"data:{media_type};base64,{text_of(source.get('data'), f'{where}.source.data')}"
+    if not url:
+        raise ParameterError(f"{where}.source.url", "must not be empty")
+    return {"type": "image", "media": MediaPart(IMAGE, where, url)}
 
 
 _READ: dict[str, Callable[[Block, str], Block]] = {
     "text": _read_text,
+    "image": _read_image,
     "thinking": _read_thinking,
     "redacted_thinking": _read_redacted,
     "tool_use": _read_use,
@@ -135,14 +158,16 @@ def add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
     """Appends to the last message if it has that role, else adds a new one. A tool result is always a new message."""
     kind = block["type"]
     if kind == "tool_result":
-        messages.append({"role": "tool", "tool_call_id": block["id"], "content": block["text"]})
+        messages.append({"role": "tool", "tool_call_id": block["id"], "content": block["content"]})
         return
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": []})
     last = messages[-1]
     if kind == "redacted_thinking":
         return
-    if kind == "text":
+    if kind == "image":
+        last["content"].append(block["media"])
+    elif kind == "text":
         last["content"].append({"type": "text", "text": block["text"]})
     elif kind == "thinking":
         earlier = last.get("reasoning_content")

@@ -11,7 +11,7 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.prompts import need_tokenizer, run_in_thread
 from quintet.server.http.inputs.sampling_params import invalid_field
-from quintet.server.http.openai.chat_protocol import TemplateFields
+from quintet.server.http.openai.chat_protocol import MEDIA_FIELDS, TemplateFields
 
 
 def chat_model(service: AppState) -> ChatModel:
@@ -27,6 +27,8 @@ def chat_model(service: AppState) -> ChatModel:
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
         worker=functools.partial(run_in_thread, service),
+        media=service.media_calls.input,
+        media_worker=service.media_calls.run,
     )
 
 
@@ -49,7 +51,8 @@ def read_chat(service: AppState, body: TemplateFields, messages: Any, **more: An
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
     )
-    return ChatInput(messages=messages, options=options, size=body.size, **more)
+    media: dict[str, Any] = {name: getattr(body, name, None) for name in MEDIA_FIELDS}
+    return ChatInput(messages=messages, options=options, size=body.size, **media, **more)
 
 
 def template_tools(

@@ -40,6 +40,11 @@ def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[
             400, f"this server's model gives numbers ({', '.join(served.pooling.tasks)}) and generates no text; ask "
             f"{there}, or start the server with a model that generates", code="unsupported",
         )  # fmt: skip
+    if service.models.speech is not None:
+        raise ApiError(
+            400, "this server's model transcribes audio and answers no prompts; send audio to /v1/audio/transcriptions "
+            "or /v1/audio/translations, or start the server with a model that generates text", code="unsupported",
+        )  # fmt: skip
     params = service.backend.default_params()
     fields, names = _merge_extra_args(fields, names)
     params.max_tokens = served.defaults.get("max_tokens")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,10 +20,18 @@ from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
 from quintet.server.http.inputs.unknown_fields import UnknownFieldLog, UnknownFields
 from quintet.server.http.middleware.auth import is_public
-from quintet.server.http.middleware.base import HttpMiddleware, connection_of, route_path, wants_anthropic, wants_ollama
+from quintet.server.http.middleware.base import (
+    HTTP,
+    WEBSOCKET,
+    HttpMiddleware,
+    connection_of,
+    route_path,
+    wants_anthropic,
+    wants_ollama,
+)
 from quintet.server.http.middleware.content_encoding import DecompressedReceive, coding_of
 from quintet.server.http.respond import json_response
-from quintet.server.http.usage import RequestUsage
+from quintet.server.http.usage import RequestUsage, usage_of
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
@@ -96,6 +105,8 @@ def _log_line(scope: Scope, tally: RequestUsage, watch: _ObservedSend, begun: fl
 class Failures(HttpMiddleware):
     """Converts exceptions to error responses in the format of the client's API."""
 
+    scopes = (HTTP, WEBSOCKET)
+
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
@@ -112,9 +123,9 @@ class Failures(HttpMiddleware):
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 500 and not isinstance(error, ApiError):
-                logger.exception("request %s failed", scope["state"]["tally"].request_id)
+                logger.exception("request %s failed", usage_of(HTTPConnection(scope)).request_id)
             elif not isinstance(error, ApiError):  # the caller's fault, as far as we know
-                logger.debug("request %s was refused", scope["state"]["tally"].request_id, exc_info=True)
+                logger.debug("request %s was refused", usage_of(HTTPConnection(scope)).request_id, exc_info=True)
             if started:
                 raise  # closes the connection: the client sees an incomplete response
             await error_response(scope, failure)(scope, receive, send)

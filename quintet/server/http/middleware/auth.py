@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
-from starlette.requests import Request as HttpRequest
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.config import ServerConfig
 from quintet.server.hosts import AllowedHosts, is_loopback
 from quintet.server.http.errors import ApiError
-from quintet.server.http.middleware.base import HttpMiddleware, route_path
+from quintet.server.http.middleware.base import HTTP, WEBSOCKET, HttpMiddleware, route_path
 
 PUBLIC_PATHS = ("/health", "/ready")
 # routes that change the engine for all clients
@@ -33,10 +33,10 @@ def is_public(scope: Scope) -> bool:
     """True for liveness routes and the web page's static files."""
     path = route_path(scope)
     page = path == "/" or path.startswith("/page/")
-    return scope["method"] in _READ_METHODS and (page or path in PUBLIC_PATHS)
+    return scope.get("method") in _READ_METHODS and (page or path in PUBLIC_PATHS)
 
 
-def owner_of(http: HttpRequest) -> str:
+def owner_of(http: HTTPConnection) -> str:
     """Returns the owner of a request: a name of fixed length per API key, and per caller of a router (OWNER_HEADER);
     "" if there is at most one key and no router names a caller."""
     owner: str = http.scope.get("state", {}).get("owner", "")
@@ -57,6 +57,8 @@ class ApiKeys(HttpMiddleware):
     several callers names each in OWNER_HEADER. The name divides what belongs to that key, and gives access to nothing
     of another key.
     """
+
+    scopes = (HTTP, WEBSOCKET)
 
     def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMIN_PATHS) -> None:
         super().__init__(app)
@@ -128,8 +130,11 @@ class LocalNames(HttpMiddleware):
 
     A server on a loopback address accepts only Host names of this machine and of allowed_hosts: another name was
     pointed here from outside (DNS rebinding). Any other request than GET, HEAD or OPTIONS from a page of another
-    origin needs that origin in allowed_origins: browsers may send it without a CORS preflight.
+    origin needs that origin in allowed_origins: browsers may send it without a CORS preflight. So may they open a
+    WebSocket.
     """
+
+    scopes = (HTTP, WEBSOCKET)
 
     def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
         super().__init__(app)
@@ -146,7 +151,7 @@ class LocalNames(HttpMiddleware):
             )  # fmt: skip
         if (
             origin is not None
-            and scope["method"] not in (*_READ_METHODS, "OPTIONS")
+            and scope.get("method") not in (*_READ_METHODS, "OPTIONS")
             and not self._allows_origin(origin, host)
         ):
             raise ApiError(

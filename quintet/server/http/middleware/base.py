@@ -3,20 +3,24 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+HTTP, WEBSOCKET = "http", "websocket"  # types of ASGI scopes
+
 
 class HttpMiddleware(ABC):
-    """A middleware for HTTP requests; passes other ASGI scopes through."""
+    """A middleware for HTTP requests; passes other ASGI scopes through, unless `scopes` names them."""
+
+    scopes: ClassVar[tuple[str, ...]] = (HTTP,)
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in self.scopes:
             await self.serve(scope, receive, send)
         else:
             await self._app(scope, receive, send)

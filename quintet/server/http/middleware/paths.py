@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 from starlette.types import Receive, Scope, Send
 
+from quintet.common.distribution import install_hint
 from quintet.server.http.middleware.base import HttpMiddleware, route_path
+from quintet.server.http.middleware.slow_clients import REALTIME
 
 _MODELS = "/v1/models/"  # followed by a model name, which may end with a slash
 _FLAGS = {
@@ -38,6 +40,8 @@ def path_suggestion(path: str, known: Iterable[str]) -> str:
     """Returns a remedy for an unknown path. `known`: templates of all routes."""
     if path in _FLAGS:
         return f"start the server with {_FLAGS[path]}"
+    if path == REALTIME:
+        return f"open a WebSocket there; the server speaks those with {install_hint('audio')}"
     there = set(known)
     single = re.sub("/+", "/", path)
     bare = re.sub("^(/v1)+", "", single)

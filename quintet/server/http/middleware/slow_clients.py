@@ -12,6 +12,7 @@ from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
 from quintet.server.http.sse import encode
 
+REALTIME = "/v1/realtime"  # path of WebSockets
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
 
 
@@ -33,7 +34,7 @@ def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = CLIENT_T
         "max_connections": settings.max_connections,
         "unauthenticated": UnauthenticatedConnections(settings.max_connections),
     }  # fmt: skip
-    return type("BoundedProtocol", (_LimitedProtocol,), limits)
+    return type("BoundedProtocol", (_UpgradableProtocol,), limits)
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -234,3 +235,17 @@ def _response(error: ApiError) -> bytes:
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+
+
+class _UpgradableProtocol(_LimitedProtocol):
+    """Connection that may become a WebSocket, whose limits are uvicorn's options then."""
+
+    def _should_upgrade(self) -> bool:
+        """Other paths have no WebSocket; a client that asks for one gets the answer to a plain request."""
+        return self.url.partition(b"?")[0].rstrip(b"/").endswith(REALTIME.encode()) and super()._should_upgrade()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_timer()
+        self._stop_reader()
+        self.unauthenticated.remove(self)
+        super().handle_websocket_upgrade()

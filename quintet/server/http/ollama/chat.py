@@ -66,8 +66,11 @@ async def generate(http: HttpRequest) -> Response:
     has_template = bool(service.chat_template or need_tokenizer(service).templates)
     if has_template and not body.raw and not body.suffix:
         roles = (("system", body.system), ("user", body.prompt))
-        messages = [{"role": role, "content": text} for role, text in roles if text]
+        messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in roles if text]
+        inputs.add_images(messages[-1], body.images, "images")
         return await _answer_chat(http, body, messages, params, watch)
+    if body.images:
+        raise invalid_field("images", "are written by the chat template, which raw, suffix and models without one skip")
     if body.system:
         raise invalid_field(
             "system", "is written by the chat template, and raw, suffix and models without a template use none; "

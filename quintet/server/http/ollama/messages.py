@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.chat.reasoning_effort import ReasoningSettings, read_effort
-from quintet.chat.validation import kind_of, list_of
+from quintet.chat.validation import kind_of, list_of, text_of
+from quintet.media.items import IMAGE
+from quintet.media.parts import MediaPart
 from quintet.parsers import ToolParser
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.server.http.inputs.response_format import read_format
-from quintet.server.http.ollama.protocol import NO_MEDIA
 
 Message = dict[str, Any]
 
@@ -28,8 +29,7 @@ def template_messages(given: Any, parser: ToolParser | None) -> list[Message]:
         if not isinstance(message, dict):
             raise ParameterError(where, f"must be an object with role and content, not {kind_of(message)}")
         message = dict(message)
-        if message.pop("images", None):
-            raise ParameterError(f"{where}.images", f"are not served here: {NO_MEDIA}")
+        add_images(message, message.pop("images", None), f"{where}.images")
         if message.get("tool_calls"):
             waiting = _calls(message["tool_calls"], f"{where}.tool_calls", parser, count)
             count += len(waiting)
@@ -38,6 +38,22 @@ def template_messages(given: Any, parser: ToolParser | None) -> list[Message]:
             _name_result(message, waiting)
         messages.append(message)
     return messages
+
+
+def add_images(message: Message, images: Any, where: str) -> None:
+    """Puts images, as base64, before the text of a message. Raises ParameterError with the place."""
+    if not images:
+        return
+    parts: list[Any] = []
+    for number, image in enumerate(list_of(images, where, "a list of images in base64")):
+        data = text_of(image, f"{where}[{number}]")
+        if data.startswith(("http:", "https:", "file:")):
+            raise ParameterError(f"{where}[{number}]", "is a URL, and must be the image's bytes in base64")
+        url = data if data.startswith("data:") else f"data:;base64,{data}"
+        parts.append(MediaPart(IMAGE, f"{where}[{number}]", url))
+    content = message.get("content")
+    text = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    message["content"] = [*parts, *(text if isinstance(text, list) else [text])]
 
 
 def _calls(given: Any, where: str, parser: ToolParser | None, count: int) -> list[Message]:

@@ -12,7 +12,7 @@ from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.inputs.llama_sampling import LlamaSampling, Whole, accepted
 from quintet.server.http.openai.chat_protocol import TokenLogprob
 
-NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
+MAX_IMAGES = 1024  # of one prompt of /api/generate
 _OF_THE_SERVER = "accepted, not used: the server's flags set it at its start"
 _TOO_LONG = "a prompt that is too long is refused, not cut, and the output ends where the context does"
 
@@ -36,7 +36,8 @@ _OPTIONS = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _FORMAT = {"anyOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}, {"type": "null"}]}
 _THINK = {"anyOf": [{"type": "boolean"}, {"type": "string"}, {"type": "null"}]}
 _MESSAGES = {"type": "array", "items": {"type": "object", "properties": {
-    "role": {"type": "string", "enum": ["system", "user", "assistant", "tool"]}, "content": {"type": "string"}
+    "role": {"type": "string", "enum": ["system", "user", "assistant", "tool"]}, "content": {"type": "string"},
+    "images": {"type": "array", "items": {"type": "string"}, "description": "in base64"},
 }}}  # fmt: skip
 
 
@@ -63,7 +64,6 @@ class OutputBody(ModelBody):
 
     unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {
         "template": UnsupportedField("the chat template is the model's, or the server's --chat-template", ("",)),
-        "images": UnsupportedField(NO_MEDIA, ([],)),
         "truncate": UnsupportedField(_TOO_LONG, (False,)),
         "shift": UnsupportedField(_TOO_LONG, (False,)),
         "context": UnsupportedField("token ids of an earlier answer are not read; send messages to /api/chat", ([],)),
@@ -87,6 +87,9 @@ class GenerateBody(OutputBody):
 
     prompt: str | None = Field(None, description="what the model answers; none: the model is loaded")
     suffix: str | None = Field(None, description="what follows the output: the model fills in (FIM)")
+    images: list[str] | None = Field(
+        None, max_length=MAX_IMAGES, fail_fast=True, description="images in base64, before the prompt"
+    )
     system: str | None = Field(None, description="system message before the prompt")
     raw: bool | None = Field(None, description="true: the prompt is not put into the chat template")
 

@@ -21,7 +21,21 @@ _PART = {
     "properties": {"type": {"type": "string", "enum": ["text"]}, "text": _TEXT},
     "required": ["type", "text"],
 }
-_CONTENT: list[dict[str, Any]] = [_TEXT, {"type": "array", "items": _PART}]
+_URL = {"type": "object", "properties": {"url": _TEXT, "detail": _TEXT}, "required": ["url"]}
+_MEDIA_PART = {
+    "type": "object",
+    "description": "where the model takes images, video or audio; a URL is a data: URL, or of a host that is allowed",
+    "properties": {
+        "type": {"type": "string", "enum": ["image_url", "video_url", "audio_url", "input_audio"]},
+        "image_url": _URL,
+        "video_url": _URL,
+        "audio_url": _URL,
+        "input_audio": {"type": "object", "properties": {"data": _TEXT, "format": _TEXT}, "required": ["data"]},
+        "uuid": _TEXT,
+    },
+    "required": ["type"],
+}
+_CONTENT: list[dict[str, Any]] = [_TEXT, {"type": "array", "items": {"anyOf": [_PART, _MEDIA_PART]}}]
 _OTHER_MESSAGE = {
     "type": "object",
     "description": "Any but the assistant's; the role may also be one that the chat template names.",
@@ -50,6 +64,17 @@ _MESSAGE = {"anyOf": [_OTHER_MESSAGE, _ASSISTANT_MESSAGE]}
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
 
 
+class MediaFields(Body):
+    """Options of images, video and audio in a conversation."""
+
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="options of the model's processor of images, video and audio"
+    )
+    media_io_kwargs: dict[str, Any] | None = Field(
+        None, description='how media are decoded, by kind, such as {"video": {"num_frames": 16}}'
+    )
+
+
 class TemplateFields(Body):
     """Fields that control how a conversation is rendered into a prompt."""
 
@@ -68,10 +93,11 @@ class TemplateFields(Body):
     continue_final_message: bool | None = Field(None, description="go on with the last message")
 
 
+MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 _OLD_FUNCTIONS = "it is called tools and tool_choice today"
 
 CHAT_UNSUPPORTED: dict[str, UnsupportedField] = {
-    **UNSUPPORTED_FIELDS,
+    **{name: why for name, why in UNSUPPORTED_FIELDS.items() if name not in MEDIA_FIELDS},
     "prompt_embeds": UnsupportedField("a chat is text; /v1/completions takes them"),
     "audio": UnsupportedField("models here give text alone"),
     "modalities": UnsupportedField("models here give text alone", (["text"],)),
@@ -86,7 +112,7 @@ CHAT_UNSUPPORTED: dict[str, UnsupportedField] = {
 }
 
 
-class ChatRequest(TemplateFields, SamplingBody):
+class ChatRequest(MediaFields, TemplateFields, SamplingBody):
     """OpenAI's, with vLLM's additions."""
 
     messages: Messages

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from quintet.chat.media.parts import is_media
 from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputFormat
 from quintet.chat.prepare import ChatInput, ChatModel, FieldNames, prepare, render
@@ -22,15 +23,15 @@ from quintet.server.http.inputs.response_format import structured_output_of
 from quintet.server.http.inputs.sampling_params import checked_params
 from quintet.server.http.responses.input_items import read_input
 from quintet.server.http.responses.item_references import ItemReferences, without_logprobs
-from quintet.server.http.responses.mcp_approvals import (
+from quintet.server.http.responses.mcp.approvals import (
     ApprovedCall,
     check_all_answered,
     check_answers,
     check_approved,
     has_client_id,
 )
-from quintet.server.http.responses.mcp_items import ToolList
-from quintet.server.http.responses.mcp_tools import ServedTools, choice_of, resolve_tools
+from quintet.server.http.responses.mcp.items import ToolList
+from quintet.server.http.responses.mcp.tools import ServedTools, choice_of, resolve_tools
 from quintet.server.http.responses.messages import Message, as_messages
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
@@ -38,6 +39,7 @@ from quintet.server.http.responses.store import ResponseStore, StoredResponse
 from quintet.server.http.responses.tool_items import check_outputs
 from quintet.server.http.responses.tools import nested, read_tools
 
+_PATH = "/v1/responses"
 _REMEDY = "shorten it, or set truncation to auto, which drops the oldest messages"
 _ANSWER_SHARE = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) of the context for the answer
 
@@ -102,7 +104,7 @@ async def next_plan(
 
     def add() -> ConversationSoFar:
         items = plan.conversation.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
-        _check_size(items, service.settings.max_body_bytes, "tools")
+        _check_size(items, service.media_calls.body_limit(_PATH).bytes, "tools")
         return plan.conversation._replace(
             items=items, messages=as_messages(items), size=plan.conversation.size + len(output)
         )
@@ -160,7 +162,9 @@ async def _read_conversation(
     service: AppState, store: ResponseStore, body: CreateResponse | CountInput, owner: str
 ) -> ConversationSoFar:
     stored = _stored(store, body.previous_response_id, owner)
-    most = service.settings.max_body_bytes  # bytes of a conversation; stored items beyond that are log-probabilities
+    most = service.media_calls.body_limit(
+        _PATH
+    ).bytes  # bytes of a conversation; stored items beyond that are log-probabilities
     references = ItemReferences(body.input, store, owner, most)
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
 
@@ -262,7 +266,8 @@ def _possible_starts(messages: Sequence[Message], front: int, most: int | None) 
     """Returns indices of user messages to start from; earlier ones are too long by their character count alone."""
     starts, size = [], 0
     for place in range(len(messages) - 1, front, -1):
-        size += sum(len(part["text"]) for part in messages[place].get("content", ()))
+        content = messages[place].get("content", ())
+        size += sum(len(part["text"]) for part in content if not is_media(part))
         if most is not None and size > most:
             break
         if messages[place]["role"] == "user":

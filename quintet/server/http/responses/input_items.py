@@ -6,8 +6,9 @@ from typing import Any
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
+from quintet.server.http.inputs.media_parts import MEDIA_PARTS, read_media_part
 from quintet.server.http.responses.item_references import ItemReferences, is_reference
-from quintet.server.http.responses.mcp_approvals import read_answer, read_request
+from quintet.server.http.responses.mcp.approvals import read_answer, read_request
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import (
     CLIENT_CALLS,
@@ -30,11 +31,8 @@ _PART_KEYS = {
     "output_text": ("type", "text", "annotations", "logprobs"),
     "refusal": ("type", "refusal"),
 }
-_NO_MEDIA = "images, audio and files of no model are served yet, text alone; leave it out"
 _REASONS = {
-    "input_image": _NO_MEDIA,
-    "input_file": _NO_MEDIA,
-    "input_audio": _NO_MEDIA,
+    "input_file": "files are not read here; give their text, or a picture as input_image",
     "compaction": "this server compacts no conversations",
     "compaction_trigger": "this server compacts no conversations",
 }
@@ -73,7 +71,9 @@ def _read_item(item: Any, where: str) -> Item:
 def _read_part(part: Any, role: str, where: str) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise ParameterError(where, f"must be an object with type and text, not {kind_of(part)}")
-    kind = _check_type(part.get("type"), where, tuple(_PARTS))
+    kind = _check_type(part.get("type"), where, (*_PARTS, *MEDIA_PARTS))
+    if kind in MEDIA_PARTS:
+        return read_media_part(part, role, where)
     refuse_fields(part, _PART_KEYS[kind], where)
     if kind != "input_text" and role != "assistant":
         raise ParameterError(where, f"of type {kind} belongs to the role assistant, not to {role}; use input_text")

@@ -5,7 +5,8 @@ from typing import Any
 
 from quintet.chat.history import arguments_of
 from quintet.sampling_params import ParameterError
-from quintet.server.http.responses.mcp_approvals import approvals_as_calls
+from quintet.server.http.inputs.media_parts import MEDIA_PARTS, as_media
+from quintet.server.http.responses.mcp.approvals import approvals_as_calls
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import PASSED_OVER
 
@@ -91,7 +92,13 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _parts(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
-    return [{"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]} for part in content]
+    return [_part(part) for part in content]
+
+
+def _part(part: Mapping[str, Any]) -> Any:
+    if part["type"] in MEDIA_PARTS:
+        return as_media(part)
+    return {"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]}

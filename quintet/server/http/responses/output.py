@@ -9,8 +9,8 @@ from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, R
 from quintet.server.http.ids import new_id
 from quintet.server.http.openai.logprobs import json_list
 from quintet.server.http.responses.encrypted_content import seal
-from quintet.server.http.responses.mcp_items import ApprovalCallBuilder, McpCallBuilder, ResponseEvent, ToolList
-from quintet.server.http.responses.mcp_items import tool_list_events as listed_steps
+from quintet.server.http.responses.mcp.items import ApprovalCallBuilder, McpCallBuilder, ResponseEvent, ToolList
+from quintet.server.http.responses.mcp.items import tool_list_events as listed_steps
 from quintet.server.http.responses.protocol import (
     FunctionCall,
     Item,

@@ -12,7 +12,7 @@ from quintet.parsers import Content, Event
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.errors import ApiError
 from quintet.server.http.openai.messages import parse_all
-from quintet.server.http.responses.mcp_items import ResponseEvent
+from quintet.server.http.responses.mcp.items import ResponseEvent
 from quintet.server.http.responses.output import OutputBuilder
 from quintet.server.http.responses.protocol import (
     Incomplete,

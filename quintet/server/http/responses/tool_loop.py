@@ -7,7 +7,7 @@ from quintet.chat.output_parser import OutputParser
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.responses.conversation import ConversationPlan, next_plan
-from quintet.server.http.responses.mcp_items import MAX_CALLS, McpCallBuilder, ResponseEvent
+from quintet.server.http.responses.mcp.items import MAX_CALLS, McpCallBuilder, ResponseEvent
 from quintet.server.http.responses.request import CreateResponse
 from quintet.server.http.responses.response_builder import ResponseReply
 from quintet.server.http.sse import encode

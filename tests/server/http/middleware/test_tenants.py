@@ -190,7 +190,7 @@ async def test_no_id_of_a_response_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 def routes(method: str) -> set[str]:
-    app = make_app(AppState(FakeBackend(), ServerConfig(enable_sleep_mode=True), profiles=True))
+    app = make_app(AppState(FakeBackend(), ServerConfig(enable_sleep_mode=True, enable_rl_routes=True), profiles=True))
     return {path for path, known in app.openapi()["paths"].items() if method in known}
 
 
@@ -198,7 +198,9 @@ def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> 
     """A new one belongs to one of the two."""
     counts = {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"}
     of_ollama = {f"/api/{each}" for each in ("show", "pull", "create", "copy", "push", "blobs/{digest}")}  # no change
-    callers = {*counts, "/v1/responses/{response_id}/cancel", "/infill", "/apply-template", *of_ollama, *ASKS, *NUMBERS}
+    of_speech = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+    callers = {*counts, "/v1/responses/{response_id}/cancel", "/infill", "/apply-template", *of_ollama, *of_speech}
+    callers |= {*ASKS, *NUMBERS}
     assert routes("post") == callers | set(ADMIN_PATHS)
     assert routes("delete") | routes("put") | routes("patch") == {"/v1/responses/{response_id}", "/api/delete"}
 

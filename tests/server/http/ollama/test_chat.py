@@ -111,7 +111,7 @@ async def test_repeat_last_n_of_0_turns_penalties_off() -> None:
         ({"template": "{{ .Prompt }}"}, "template is not served here: the chat template is the model's"),
         ({"truncate": True}, "truncate is not served here: a prompt that is too long is refused"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "text alone; leave it out"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "text alone"),
         ({"messages": "Hi"}, "messages must be a list of messages, not text"),
         ({"messages": [5]}, "messages[0] must be an object"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0] must be one of calls"),

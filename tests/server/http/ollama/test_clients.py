@@ -102,7 +102,7 @@ def test_models_cannot_be_changed(client: Any) -> None:
     for change in (lambda: client.delete("bundled"), lambda: client.copy("bundled", "b")):
         with pytest.raises(ollama.ResponseError, match="models are chosen when the server starts"):
             change()
-    with pytest.raises(ollama.ResponseError, match="not served here"):
+    with pytest.raises(ollama.ResponseError, match="this model takes text alone"):
         client.chat("bundled", [{"role": "user", "content": "x", "images": ["aGk="]}])
 
 

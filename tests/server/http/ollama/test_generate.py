@@ -57,7 +57,7 @@ async def test_no_prompt_is_answered_as_loaded() -> None:
     [
         ({"raw": True, "system": "Be kind."}, "system is written by the chat template"),
         ({"context": [1, 2]}, "context is not served here: token ids of an earlier answer are not read"),
-        ({"images": ["aGk="]}, "images is not served here"),
+        ({"images": ["aGk="]}, "text alone"),
         ({"width": 64}, "width is not served here: models here give text alone"),
         ({"prompt": 5}, "prompt: Input should be a valid string"),
     ],

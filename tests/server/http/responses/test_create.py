@@ -167,6 +167,14 @@ async def fail_or_size(http: Any, fake: FakeBackend, given: list[Any]) -> int:
     return fake.max_model_len if answer.status_code == 400 else len(fake.submitted[-1].prompt.token_ids)
 
 
+_AT = "input[0].content[0]"
+
+
+def _holding(role: str, **part: Any) -> dict[str, Any]:
+    """Returns a body whose input has one part."""
+    return {"input": [{"role": role, "content": [part]}]}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"inputs": "Hi"}, "inputs", "'input'"),
     ({"input": None}, "input", "null"),
@@ -178,8 +186,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content", "null"),
     ({"input": [{"role": "user", "content": "Hi", "contents": 1}]}, "input[0]", "'content'"),
     ({"input": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}, "input[0].content[0].type", "text'"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "text alone"),
-    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]", "text alone"),
+    (_holding("user", type="input_image"), f"{_AT}.image_url", "must be text"),
+    (_holding("user", type="input_image", file_id="f"), f"{_AT}.file_id", "none are kept"),
+    (_holding("user", type="input_image", image_url="x"), "input", "text alone"),
+    (_holding("assistant", type="input_image"), _AT, "belongs to the role user"),
+    (_holding("user", type="input_file"), _AT, "files are not read"),
     ({"input": [{"role": "user", "content": [{"type": "output_text", "text": "a"}]}]}, "input[0].content[0]", "role"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "null"),
     ({"input": [{"type": "computer_call"}]}, "input[0]", "no tools"),

@@ -289,7 +289,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{**CALL, "name": ""}]}, "input[0].name", "1 to 256"),
     ({"input": [{**CALL, "namespace": "crm"}]}, "input[0].namespace", "leave"),
     ({"input": [CALL, {**OUT, "output": None}]}, "input[1].output", "null"),
-    ({"input": [CALL, {**OUT, "output": [{"type": "input_image"}]}]}, "input[1].output[0]", "text alone"),
+    ({"input": [CALL, {**OUT, "output": [{"type": "input_image"}]}]}, "input[1].output[0].image_url", "must be text"),
     ({"input": [{"type": "reasoning", "content": "Hm."}]}, "input[0].content", "a list"),
     ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]}, "input[0].summary[0].text", "null"),
     ({"input": [{"type": "reasoning", "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content", "leave"),

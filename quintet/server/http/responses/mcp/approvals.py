@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from quintet.chat.validation import kind_of, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.mcp_items import MAX_CALLS
+from quintet.server.http.responses.mcp.items import MAX_CALLS
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import check_arguments, check_fields
 

@@ -11,7 +11,7 @@ from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_
 from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.mcp_items import ToolList
+from quintet.server.http.responses.mcp.items import ToolList
 from quintet.server.http.responses.tools import leaves_out
 from quintet.server.mcp.server import ServedTool, ToolServer, ToolServerUnavailable
 

@@ -1,0 +1,165 @@
+"""Measures transcription beside faster-whisper: one window of 30 s, and 16 of them at once.
+
+python -m benchmarks.speech MODEL --peer PYTHON [--wav FILE] [--out benchmarks/results/speech.json]
+
+MODEL is a CTranslate2 folder, which both read. PYTHON is the interpreter of an environment with faster-whisper. The two
+answer in turn, so that a busy machine slows both; a figure is the best of the rounds. Both decode greedily with
+timestamps, from samples in memory: features, encoder and decoder are measured, the reading of files is not. Without
+--wav, espeak-ng speaks the text.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet import LLM, SamplingParams
+from quintet.media.audio.resample import Samples, resample
+from quintet.platforms.cpu.cpu_info import describe
+from quintet.platforms.host import threads
+
+RESULTS = Path(__file__).parent / "results"
+RATE, SECONDS = 16_000, 30
+TEXT = (
+    "The committee met on Tuesday to discuss the harbour. Ships had waited outside for eleven days, and the price of "
+    "grain had risen by a third. A young engineer proposed a second crane, which would unload twice as fast. Others "
+    "wanted to repair the old one first. In the end they agreed to do both, and to pay for it with a small fee on "
+    "every container. The work begins in April, if the weather allows it. Nobody asked the fishermen, who had their "
+    "own ideas."
+)
+"""Read aloud it takes about half a minute."""
+
+
+class Peer:
+    """faster-whisper in a process of its own."""
+
+    def __init__(self, python: str, model: Path, form: str) -> None:
+        script = Path(__file__).parent / "peers" / "speech_faster_whisper.py"
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([python, str(script)], stdin=pipe, stdout=pipe, text=True)
+        self._ask({"model": str(model), "form": form, "threads": threads()})
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("faster-whisper ended; its error is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def transcribe(self, wav: Path, count: int) -> tuple[float, list[str]]:
+        """Returns seconds and texts of so many copies."""
+        answer = self._ask({"wav": str(wav), "count": count, "language": "en"})
+        return answer["seconds"], answer["texts"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def transcribe(llm: LLM, samples: Samples, count: int) -> tuple[float, list[str]]:
+    """Returns seconds and texts of so many copies, none of which finds another's encoded audio."""
+    llm.reset_prefix_cache()
+    start = "<|startoftranscript|>" + "<|en|><|transcribe|>" * (llm.get_tokenizer().vocab_size > 51_864)
+    prompts = [
+        {"prompt": start, "multi_modal_data": {"audio": samples}, "cache_salt": f"{time.monotonic()} {index}"}
+        for index in range(count)
+    ]
+    begun = time.perf_counter()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=224), use_tqdm=False)
+    return time.perf_counter() - begun, [output.outputs[0].text for output in outputs]
+
+
+def spoken(folder: Path) -> Path:
+    """Returns a WAV file of TEXT."""
+    command = shutil.which("espeak-ng") or shutil.which("espeak")
+    if command is None:
+        raise SystemExit("espeak-ng is not installed; give --wav FILE (16 kHz, mono, 16 bits)")
+    subprocess.run([command, "-s", "150", "-w", str(folder / "raw.wav"), TEXT], check=True)
+    with wave.open(str(folder / "raw.wav")) as file:
+        rate, raw = file.getframerate(), np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    samples = resample(raw.astype(np.float32) / np.float32(2**15), rate, RATE)[: RATE * SECONDS]
+    whole = np.zeros(RATE * SECONDS, np.float32)
+    whole[: len(samples)] = samples
+    with wave.open(str(folder / "spoken.wav"), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes((whole * (2**15 - 1)).astype(np.int16).tobytes())
+    return folder / "spoken.wav"
+
+
+def read(wav: Path) -> Samples:
+    """Returns the samples of a WAV file, float32 from -1 to 1."""
+    with wave.open(str(wav)) as file:
+        if (file.getframerate(), file.getnchannels(), file.getsampwidth()) != (RATE, 1, 2):
+            raise SystemExit(f"{wav} must have 16 kHz, one channel and 16 bits")
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / np.float32(2**15)
+
+
+def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
+    """Returns a row for each form of the weights and number of windows."""
+    rows, samples = [], read(wav)
+    for form in args.forms:
+        settings: dict[str, Any] = {"quantization": "int8"} if form == "int8" else {}
+        llm = LLM(
+            str(args.model), device="cpu", dtype="float32", max_num_seqs=max(args.counts), use_tqdm=False, **settings
+        )
+        peer = Peer(args.peer, args.model, form)
+        for count in args.counts:
+            ours, theirs, texts = [], [], {}
+            for _ in range(args.rounds):
+                seconds, texts["quintet"] = transcribe(llm, samples, count)
+                ours.append(seconds)
+                seconds, texts["faster-whisper"] = peer.transcribe(wav, count)
+                theirs.append(seconds)
+            rows.append({
+                "form": form, "windows": count,
+                "quintet_s": round(min(ours), 3), "faster_whisper_s": round(min(theirs), 3),
+                "ratio": round(min(theirs) / min(ours), 2),
+                "same_words": _words(texts["quintet"][0]) == _words(texts["faster-whisper"][0]),
+                "characters": {name: len(each[0]) for name, each in texts.items()},
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+        peer.close()
+        llm.shutdown()
+    return rows
+
+
+def _words(text: str) -> list[str]:
+    return "".join(each if each.isalnum() else " " for each in text.lower()).split()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--peer", required=True, help="interpreter of an environment with faster-whisper")
+    parser.add_argument("--wav", type=Path, help="16 kHz, mono, 16 bits, at most 30 s")
+    parser.add_argument("--forms", nargs="+", default=["float32", "int8"])
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "speech.json")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(args, args.wav or spoken(Path(folder)))
+    facts = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "load": os.getloadavg()[0]}
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    found[args.model.name] = {**facts, "rows": rows}
+    args.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Transcription by an AsyncLLM that runs a Whisper model, in this process."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from quintet.chat.speech import AudioPrompts, speech_model
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.audio.resample import Samples
+from quintet.outputs import CompletionOutput
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.transcription.transcriber import WINDOWS_AT_ONCE, Transcriber, TranscriptionOptions
+
+if TYPE_CHECKING:
+    from quintet.api.async_llm import AsyncLLM
+
+
+class AsyncSpeechEngine:
+    """SpeechEngine over an AsyncLLM."""
+
+    def __init__(self, llm: "AsyncLLM", encoder: SpeechInput) -> None:
+        self._llm, self._prompts = llm, AudioPrompts(encoder, WINDOWS_AT_ONCE)
+
+    async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
+        """As SpeechEngine.generate. RuntimeError if the request fails."""
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        asked = await self._prompts.make(prompt, samples)
+        async with aclosing(self._llm._follow(asked, params, None, 0)) as outputs:
+            [output] = [each async for each in outputs]
+        [completion] = output.outputs
+        if completion.error is not None:
+            raise RuntimeError(f"the engine failed on a window of the audio: {completion.error}")
+        return completion
+
+
+def make_transcriber(llm: "AsyncLLM", options: TranscriptionOptions | None = None) -> Transcriber:
+    """Returns a transcriber: `await make_transcriber(llm).transcript(samples)`, samples at 16 kHz.
+
+    ValueError if the model does not transcribe, or not the language or task of the options.
+    """
+    client = llm._client
+    limits = client.input_processor.limits
+    model = speech_model(client.tokenizer, limits.encoder, limits.vocab_size, limits.max_model_len)
+    if model is None or limits.encoder is None:
+        raise ValueError(
+            f"{llm.config.model} is of the family {client.family!r}, which transcribes no audio; take a Whisper model, "
+            "such as openai/whisper-base"
+        )
+    return Transcriber(AsyncSpeechEngine(llm, limits.encoder), model, options or TranscriptionOptions())

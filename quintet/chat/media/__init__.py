@@ -1,0 +1,1 @@
+"""Images, video and audio in conversations."""

@@ -1,0 +1,48 @@
+"""Whisper models for the transcriber: their vocabulary, and prompts with audio."""
+
+import asyncio
+import functools
+from collections.abc import Sequence
+
+from quintet.chat.prompts import Prompt
+from quintet.media.audio.encoder_input import SECONDS_PER_ROW, SpeechInput
+from quintet.media.audio.resample import Samples
+from quintet.media.items import MediaItem
+from quintet.tokenizers.tokenizer import Tokenizer
+from quintet.transcription.model import SpeechModel
+
+
+def speech_model(
+    tokenizer: Tokenizer | None, encoder: SpeechInput | None, vocab_size: int, max_model_len: int
+) -> SpeechModel | None:
+    """Returns the model as one that transcribes, None if it does not. ValueError without a tokenizer, and for one that
+    is not Whisper's."""
+    if encoder is None:
+        return None
+    if tokenizer is None:
+        raise ValueError("a Whisper model transcribes with its tokenizer; start without skip_tokenizer_init")
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
+    seconds = encoder.rows * SECONDS_PER_ROW
+    return SpeechModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, seconds)
+
+
+class AudioPrompts:
+    """Makes prompts with audio. Features of the latest windows are kept, for requests that ask again."""
+
+    def __init__(self, encoder: SpeechInput, kept: int) -> None:
+        """`kept`: windows, each with 1 to 2 MB of features."""
+        self._encoder, self._kept = encoder, kept
+        self._items: dict[tuple[int, int], MediaItem] = {}  # by address and number of samples
+
+    async def make(self, prompt: Sequence[int], samples: Samples) -> Prompt:
+        """Returns decoder tokens with the samples that they are about, at 16 kHz, of which the caller keeps the array.
+        ValueError if they are more than the encoder takes."""
+        place = samples.__array_interface__["data"][0], len(samples)
+        item = self._items.pop(place, None)
+        if item is None:
+            item = await asyncio.to_thread(self._encoder.item, samples, "a window")
+        self._items[place] = item  # the latest is last
+        while len(self._items) > self._kept:
+            self._items.pop(next(iter(self._items)), None)
+        return Prompt(list(prompt), encoder=item)

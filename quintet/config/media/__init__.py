@@ -1,0 +1,1 @@
+"""Settings of images, video and audio in prompts."""

@@ -1,0 +1,75 @@
+"""Makes an encoder's parts by the settings, and refuses settings that encoder-decoder models do not have."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import EngineConfig
+from quintet.engine.encoder.cache import EncoderCache
+from quintet.engine.kv_cache.page_pool import PagePool
+from quintet.layers.decoder import ModelBase
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.model_loader.generation_config import read_generation_config
+from quintet.model_loader.sharded_state import FORMATS as SHARDED
+from quintet.transcription.rules import DecodingRules
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from quintet.engine.executor.worker import Worker
+
+
+def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]) -> type[ModelBase]:
+    """Returns the family. ValueError names settings that a model with an encoder does not have."""
+    if getattr(family, "encoder_class", None) is None:
+        return family
+    speculative = config.speculative_config
+    drafts = speculative is not None and speculative.method not in ("ngram", "suffix")
+    wanted = {
+        "runner": config.runner == "pooling" and "it transcribes, and gives no numbers",
+        "pipeline_parallel_size": config.pipeline_parallel_size > 1
+        and "an encoder's rows are read by the layers of all stages; share each layer out (tensor_parallel_size)",
+        "enable_lora": config.enable_lora and "adapters would change what its encoder gives, which requests share",
+        "speculative_config": drafts and "no draft model reads its encoder; use method 'ngram'",
+        "calculate_kv_scales": config.calculate_kv_scales and "the prompt that they are computed from has no media",
+        "enable_prompt_embeds": config.enable_prompt_embeds and "its prompts are tokens and media",
+        "load_format": config.load_format in SHARDED and "its encoder's weights are not in shards",
+    }
+    for name, why in wanted.items():
+        if why:
+            raise ValueError(f"{name} is not there for {hf_config.model_type} models: {why}; leave it out")
+    return family
+
+
+def speech_input(hf_config: Any, worker: "Worker") -> SpeechInput | None:
+    """Returns what the encoder takes of a request; None: there is none."""
+    if worker.encoder is None:
+        return None
+    return SpeechInput(hf_config.num_mel_bins, hf_config.max_source_positions, (hf_config.decoder_start_token_id,))
+
+
+def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRules | None:
+    """Returns the rules of transcripts, by the model's generation config; None: it does not transcribe. ValueError
+    names an entry that is wrong."""
+    if worker.encoder is None:
+        return None
+    ends = hf_config.eos_token_id
+    eot = ends[0] if isinstance(ends, list) else ends
+    entries = read_generation_config(folder)
+    try:
+        return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, hf_config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+
+
+def make_encoder_cache(worker: "Worker", pool: PagePool, page_size: int) -> EncoderCache | None:
+    """Makes the bookkeeping of the pages that hold an encoder's rows; None: no layer reads any."""
+    layout = worker.kv_cache_layout
+    if not layout.has_cross:
+        return None
+    pages = layout.encoder_pages(page_size)
+    logger.info(
+        "encoder: the %d rows of one request's media take %d pages of the KV cache, %.1f MiB",
+        layout.encoder_rows, pages, pages * layout.page_bytes / 2**20,
+    )  # fmt: skip
+    return EncoderCache(pool, len(layout.groups), layout.encoder_rows, page_size)

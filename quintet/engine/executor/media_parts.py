@@ -1,0 +1,74 @@
+"""What encodes the media of requests on a worker: a tower, whose rows stand in the places of tokens, or the encoder of
+an encoder-decoder model, whose rows the decoder's layers read."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from quintet.engine.executor.model_part import ModelSizes
+from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs, IntArray
+from quintet.layers.quantization import QuantizationPlan
+from quintet.media.items import MediaItem
+from quintet.model_loader.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from quintet.engine.executor.tower_part import TowerPart
+    from quintet.engine.executor.worker import Worker
+
+
+def make_tower(worker: "Worker", sizes: ModelSizes) -> "TowerPart | None":
+    """Makes the encoder of pictures, on a rank that embeds tokens."""
+    if sizes.tower is None or worker.row_store is None:
+        return None
+    from quintet.engine.executor.tower_part import TowerPart
+
+    build = replace(worker.main.build, quantization=QuantizationPlan(), lora=None, row_store=None)
+    return TowerPart(worker.platform, sizes.tower, build, worker.rank_info.rank)
+
+
+def run_tower(worker: "Worker", item: MediaItem, places: IntArray) -> None:
+    """Encodes a picture, and writes its rows to these places of the row store."""
+    if worker.tower is not None and worker.row_store is not None:
+        worker.row_store.write_levels(worker.tower.encode(item), places)
+
+
+@torch.inference_mode()
+def run_encoder(worker: "Worker", embeds: FloatArray, slots: IntArray) -> None:
+    """Runs the encoder's pass of one item, its numbers as the encoder takes them; K and V of its rows go to these slots
+    [E] of the pages that the decoder's layers read."""
+    assert worker.encoder is not None, "this worker has no encoder"
+    groups = worker.kv_cache_layout
+    worker.run_pass(worker.encoder, encoder_batch(embeds, slots, len(groups.indices), len(groups.groups)))
+
+
+def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:
+    """Overwrites the weights of the model and of what encodes its media. Files that do not fit are refused before
+    anything is overwritten."""
+    if worker.encoder is not None:
+        worker.encoder.check_files(folder)
+    tower = None if worker.tower is None else worker.tower.reading(folder)
+    worker.main.reload(folder)
+    if worker.encoder is not None:
+        worker.encoder.reload(folder)
+    if tower is not None:
+        tower.overwrite(worker.platform)
+
+
+def encoder_batch(embeds: Any, slots: IntArray, num_groups: int, group: int) -> HostBatch:
+    """Returns the batch of one pass: a token for each row, which goes to its slot [E] in the group's pages."""
+    rows = len(slots)
+    nothing, one = np.zeros(rows, np.int32), np.zeros((1, 1), np.int32)
+    lengths = np.array([rows], np.int32)
+    groups = [HostGroup(slots if index == group else nothing, one, lengths) for index in range(num_groups)]
+    return HostBatch(
+        token_ids=nothing,
+        positions=np.arange(rows, dtype=np.int32),
+        token_to_seq=nothing,
+        query_start_loc=np.array([0, rows], np.int32),
+        logits_indices=np.zeros(0, np.int32),
+        groups=tuple(groups),
+        inputs=HostInputs(embeds=embeds),
+    )

@@ -1,0 +1,78 @@
+"""The encoder of a worker, which makes rows of the row store of pictures: a part beside the main model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.engine.executor.model_part import storage_bytes
+from quintet.interface.platform import Platform
+from quintet.layers.build import BuildContext, finalize
+from quintet.media.items import MediaItem
+from quintet.model_loader.loader import ParameterLoad, load, num_bytes
+from quintet.model_loader.weight_files import WeightFiles
+from quintet.models.transformers.tower import VisionTower
+
+
+@dataclass(frozen=True)
+class TowerSizes:
+    """The wrapper that pictures are encoded by."""
+
+    hf_config: Any  # transformers' object
+    levels: int = 1  # rows of a picture's token: those of the first layers (deepstack) count
+
+
+class TowerPart:
+    """A vision tower of a worker. Built empty, so that the memory plan can ask for sizes; read() then fills it."""
+
+    def __init__(self, platform: Platform, sizes: TowerSizes, build: BuildContext, rank: int) -> None:
+        """`rank`: of its files."""
+        self.platform, self.model, self._rank = platform, VisionTower(sizes.hf_config, build), rank
+        finalize(self.model)
+        self._folder: Path | WeightFiles | None = None
+        self._dropped = False  # the weights, by sleep()
+        self._threads = (
+            torch.get_num_threads()
+        )  # before the model's steps, whose products may be ours, take all but one
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on this device."""
+        return num_bytes(self.model, self.platform)
+
+    def read(self, folder: Path | WeightFiles | None, progress: bool) -> None:
+        """Reads the weights from the checkpoint as it is now; random ones without a folder."""
+        self._folder = folder
+        load(self.model, self.platform, folder, progress, self._rank)
+        self._dropped = False
+
+    def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
+        """Returns the rows of a picture: see VisionTower."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            return self.model.encode(item)
+        finally:
+            torch.set_num_threads(before)
+
+    def wake(self) -> None:
+        """Reads dropped weights again."""
+        if self._dropped:
+            self.read(self._folder, progress=False)
+
+    def drop_weights(self) -> int:
+        """Drops the weights -> the bytes that they took."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        held = storage_bytes(tensors)
+        for tensor in tensors:
+            tensor.data = tensor.new_empty(0)
+        self._dropped = True
+        return sum(held.values())
+
+    def reading(self, folder: Path | WeightFiles | None) -> ParameterLoad:
+        """Returns the weights of a folder, to be written over those that are there. ValueError if they do not fit."""
+        found = ParameterLoad(self.model, folder)
+        self._folder = folder
+        return found

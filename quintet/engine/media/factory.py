@@ -1,0 +1,154 @@
+"""Decides whether an engine takes pictures, and with which sizes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quintet.common.json_files import read_object
+from quintet.config import EngineConfig
+from quintet.config.media.info import media_info
+from quintet.engine.media.rotary import RotaryIndex
+from quintet.hub.hf_config import transformers_config
+from quintet.hub.hf_overrides import merge_overrides, model_overrides
+from quintet.interface.platform import Capabilities, Platform
+from quintet.layers.row_store import RowStoreSizes
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
+from quintet.media.info import MediaInfo
+from quintet.media.input import MediaInput
+from quintet.media.items import IMAGE
+from quintet.model_loader.sharded_state import FORMATS as SHARDED
+
+if TYPE_CHECKING:
+    from quintet.engine.executor.tower_part import TowerSizes
+
+
+class Pictures(NamedTuple):
+    """An engine's decision about pictures."""
+
+    sizes: "TowerSizes | None"  # None: they are refused
+    why: str = ""  # they are refused
+    whole: Any = None  # the configuration, of the wrapper
+
+    @property
+    def levels(self) -> int:
+        """Rows of a token of a picture; 0: they are refused."""
+        return 0 if self.sizes is None else self.sizes.levels
+
+    @property
+    def whole_runs(self) -> bool:
+        """True if tokens of a picture see one another."""
+        return self.sizes is not None and FAMILIES[self.whole.model_type].bidirectional
+
+    def rotary(self, longest: int) -> RotaryIndex | None:
+        """Returns what computes positions where a token has three rotary ones, up to `longest`."""
+        if self.sizes is None or not FAMILIES[self.whole.model_type].rotary:
+            return None
+        return RotaryIndex(self.sizes.hf_config, longest)
+
+    def model(self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None) -> MediaModel | None:
+        """Returns what processes that admit requests must know; None: pictures are refused."""
+        if self.sizes is None or rows is None:
+            return None
+        return MediaModel(
+            model_type=self.whole.model_type,
+            folder=str(folder),
+            placeholder_id=self.whole.image_token_id,
+            limits=dict(config.limit_mm_per_prompt or {}),
+            max_rows=rows.rows,
+            max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
+            max_run=self._max_run(config) if self.whole_runs else 0,
+            cache_bytes=int(config.mm_processor_cache_gb * 2**30),
+        )
+
+    def _max_run(self, config: EngineConfig) -> int:
+        """Returns how many tokens that see one another a step and a window hold."""
+        window = getattr(self.whole.get_text_config(), "sliding_window", None)
+        return min(config.max_num_batched_tokens, window or config.max_num_batched_tokens)
+
+
+def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
+    """Returns what callers may give of a model's media."""
+    if model is None:
+        return media_info(config)
+    return media_info(config, (IMAGE,), {IMAGE: model.family.placeholder})
+
+
+def taken_media(
+    config: EngineConfig, model: MediaModel | None, encoder: SpeechInput | None, why: str
+) -> MediaInput | SpeechInput | str:
+    """Returns how prompts of the Python API get media: as parts of them, for the model's encoder, or not at all, for
+    this reason."""
+    if encoder is not None:
+        return encoder
+    if model is None:
+        return why
+    from quintet.media.load_processor import load_processor
+
+    return MediaInput(media_limits(config, model), lambda: load_processor(model))
+
+
+class Checkpoint(NamedTuple):
+    """A model's files, for this decision."""
+
+    place: Path  # of config.json: resolve_config()'s
+    whole: Any  # the configuration, of the wrapper
+    backend: bool  # the text model runs by transformers' code
+
+
+def pictures(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> Pictures:
+    """Decides whether pictures are served. Of a model that takes none by its config.json, nothing is known."""
+    if model.whole.get_text_config() is model.whole or model.place.is_file():
+        return Pictures(None, "this model takes text alone")
+    why = _refusal(config, facts, platform, model)
+    if why:
+        return Pictures(None, f"images are not served for this model of type {model.whole.model_type}: {why}")
+    from quintet.engine.executor.tower_part import TowerSizes
+
+    wrapper = _wrapper(config, model)
+    deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
+    return Pictures(TowerSizes(wrapper, levels), whole=model.whole)
+
+
+def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
+    """Returns why the pictures of a wrapper are refused; "" if they are not."""
+    kind = model.whole.model_type
+    if config.language_model_only:
+        return "language_model_only is set"
+    if (config.limit_mm_per_prompt or {}).get(IMAGE) == 0:
+        return "limit_mm_per_prompt has 0 images"
+    if why := why_no_pictures(kind):
+        return why
+    if not isinstance(getattr(model.whole, "image_token_id", None), int):
+        return "its config.json names no token for images (image_token_id)"
+    if facts.ops_only or facts.static_shapes:
+        return f"platform {platform.name} runs no vision tower of transformers, which computes by torch"
+    if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
+        return f"tokens of a picture see one another, which platform {platform.name} does not compute"
+    if config.runner == "pooling":
+        return "texts become numbers here"
+    if config.load_format in SHARDED:
+        return f"load_format={config.load_format!r} holds the text model alone"
+    if config.speculative_config is not None and config.speculative_config.uses_model:
+        return "a draft model or head sees no images; leave speculative_config out"
+    if FAMILIES[kind].deepstack and config.pipeline_parallel_size > 1:
+        return "rows for its first layers are on the first pipeline stage alone (pipeline_parallel_size)"
+    if FAMILIES[kind].rotary and model.backend:
+        return "its text model has three rotary positions, which transformers' code gets in another way"
+    return ""
+
+
+def _wrapper(config: EngineConfig, model: Checkpoint) -> Any:
+    """Returns transformers' object of the wrapper's config, with the user's overrides."""
+    if model.backend:
+        return model.whole
+    raw, overrides, file = (
+        read_object(model.place / "config.json"),
+        model_overrides(config),
+        model.place / "config.json",
+    )
+    kind = model.whole.model_type
+    made = transformers_config(kind, raw, file)
+    if callable(overrides):
+        return overrides(made)
+    return transformers_config(kind, merge_overrides(raw, overrides, made.to_dict()), file) if overrides else made

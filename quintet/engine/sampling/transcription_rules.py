@@ -1,0 +1,51 @@
+"""Rules of transcripts: tokens that are suppressed, and timestamps that come in pairs and never go back."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from quintet.engine.request import Request
+from quintet.engine.sampling.logits_edits import LogitEdit, TokenPlaces
+from quintet.interface.platform import Device
+from quintet.ops.registry import Ops
+from quintet.transcription.rules import DecodingRules
+from quintet.transcription.timestamps import apply_timestamp_rules
+
+
+class TranscriptionRules(LogitEdit):
+    """The model's rules for each request with audio: suppressed tokens first, then timestamps, as transformers."""
+
+    def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool, rules: DecodingRules) -> None:
+        super().__init__(ops, device, vocab_size, static)
+        self._rules = rules
+
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
+        numbered = enumerate(requests)
+        self._rows = [(row, request) for row, request in numbered if request.core_request.encoder is not None]
+        self._timed = [
+            (row, request)
+            for row, request in self._rows
+            if self._rules.has_timestamps(request.token_ids[: request.num_prompt])
+        ]
+        self._always = self._places([row for row, _ in self._rows], self._rules.suppress)
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        first = [row for row, request in self._rows if positions[row] == request.num_prompt]
+        for places in (*self._always, *self._places(first, self._rules.begin_suppress)):
+            logits = self.ops.ban_tokens(logits, *places)
+        if not self._timed or self._rules.tokens is None:
+            return logits
+        past = [request.token_ids[request.num_prompt : positions[row]] for row, request in self._timed]
+        if len(self._timed) == logits.shape[0]:
+            return apply_timestamp_rules(logits, past, self._rules.tokens, self._rules.max_initial)
+        rows = [row for row, _ in self._timed]
+        logits[rows] = apply_timestamp_rules(logits[rows], past, self._rules.tokens, self._rules.max_initial)
+        return logits
+
+    def _places(self, rows: Sequence[int], ids: Sequence[int]) -> list[TokenPlaces]:
+        """Returns these tokens in each of these rows."""
+        if not rows or not ids:
+            return []
+        return self.upload(np.repeat(np.array(rows, np.int32), len(ids)), np.tile(np.array(ids, np.int32), len(rows)))

@@ -1,0 +1,94 @@
+"""Qwen's families."""
+
+from collections.abc import Mapping
+
+from quintet.gguf.architectures.architecture import Architecture, Entries, experts, query_bias
+from quintet.gguf.architectures.rope import rope
+from quintet.gguf.architectures.tables import EXPERTS, LATER_NORM, LLAMA, MIXTURE
+from quintet.gguf.model import GGUFModel
+from quintet.gguf.names import ArchitectureNames, Computed, Joined
+
+
+def _qwen2(model: GGUFModel) -> Entries:
+    return {"rope_parameters": rope(model), "use_sliding_window": False}
+
+
+def _qwen3(model: GGUFModel) -> Entries:
+    return _qwen2(model) | {"attention_bias": query_bias(model)}
+
+
+def _qwen2_moe(model: GGUFModel) -> Entries:
+    entries = {"shared_expert_intermediate_size": _shared(model), "qkv_bias": query_bias(model)}
+    return _qwen2(model) | entries | _experts(model, renormalized=False)
+
+
+def _qwen3_moe(model: GGUFModel) -> Entries:
+    return _qwen3(model) | _experts(model, renormalized=True)
+
+
+def _experts(model: GGUFModel, renormalized: bool) -> Entries:
+    """Experts as llama.cpp computes them: the weights are renormalized or not by the architecture alone."""
+    both = model.has("blk.0.ffn_gate_up_exps.weight")
+    name = "blk.0.ffn_gate_up_exps.weight" if both else "blk.0.ffn_gate_exps.weight"
+    width = model.shape(name, axes=3)[1] // (2 if both else 1)
+    entries = {"moe_intermediate_size": width, "norm_topk_prob": renormalized}
+    return {**experts(model), **entries, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _shared(model: GGUFModel) -> int:
+    return model.shape("blk.0.ffn_gate_shexp.weight")[0]
+
+
+def _qwen35(model: GGUFModel) -> Entries:
+    """Delta nets, and gated attention in each so-many-th layer."""
+    values = model.required_number("ssm.time_step_rank")
+    return {
+        "rope_parameters": rope(model, partial=True),
+        "layer_types": _delta_layers(model),
+        "attention_bias": False,
+        "linear_num_key_heads": model.required_number("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": model.required_number("ssm.state_size"),
+        "linear_value_head_dim": model.required_number("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": model.required_number("ssm.conv_kernel"),
+    }
+
+
+def _delta_layers(model: GGUFModel) -> list[str]:
+    """Kinds of the layers: a layer whose output projection is a delta net's is one."""
+    nets = [model.has(f"blk.{index}.ssm_out.weight") for index in range(model.layers)]
+    return ["linear_attention" if each else "full_attention" for each in nets]
+
+
+def _qwen35_moe(model: GGUFModel) -> Entries:
+    shared = {"shared_expert_intermediate_size": _shared(model)}
+    return _qwen35(model) | _experts(model, renormalized=True) | shared
+
+
+_NET = "self_attn"  # of a delta net, too
+QWEN35 = ArchitectureNames(
+    {**LLAMA, **LATER_NORM, **EXPERTS},
+    offset=1.0,
+    joined={
+        f"{_NET}.in_proj_qkv": Joined(("attn_qkv",), "tiled after keys"),
+        f"{_NET}.in_proj_z": Joined(("attn_gate",), "tiled"),
+        f"{_NET}.in_proj_a": Joined(("ssm_alpha",), "tiled"),
+        f"{_NET}.in_proj_b": Joined(("ssm_beta",), "tiled"),
+    },
+    computed={
+        f"{_NET}.A_log": Computed("tiled_log_of_negative", ("ssm_a",)),
+        f"{_NET}.dt_bias": Computed("tiled", ("ssm_dt.bias",)),
+        f"{_NET}.conv1d.weight": Computed("tiled_channels", ("ssm_conv1d.weight",)),
+        f"{_NET}.norm.weight": Computed("same", ("ssm_norm.weight",)),
+        f"{_NET}.out_proj.weight": Computed("tiled_columns", ("ssm_out.weight",)),
+    },
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "qwen2": Architecture("qwen2", MIXTURE, _qwen2),
+    "qwen2moe": Architecture("qwen2_moe", MIXTURE, _qwen2_moe),
+    "qwen3": Architecture("qwen3", MIXTURE, _qwen3),
+    "qwen3moe": Architecture("qwen3_moe", MIXTURE, _qwen3_moe),
+    "qwen35": Architecture("qwen3_5_text", QWEN35, _qwen35),
+    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, _qwen35_moe),
+}

@@ -1,0 +1,76 @@
+"""Audio of a request as an encoder of speech takes it: checked, resampled, and made into log-mel features."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quintet.media.audio import SAMPLE_RATE
+from quintet.media.audio.log_mel import FEATURES, log_mel
+from quintet.media.audio.resample import MAX_RATE, MIN_RATE, Samples, resample
+from quintet.media.items import AUDIO, MediaItem, WireArray
+
+DIGEST_BYTES = 16
+FRAMES_PER_ROW, SECONDS_PER_ROW = 2, 0.02  # of an encoder: its second convolution takes every other frame
+_FORMS = "give samples at 16 kHz, or (samples, rate): float numbers from -1 to 1 in one row"
+
+
+@dataclass(frozen=True)
+class SpeechInput:
+    """Input of a model's encoder of speech. Plain data: it crosses processes."""
+
+    mel_bins: int
+    rows: int  # that the encoder makes, of 20 ms each
+    start_ids: tuple[int, ...]  # the decoder's prompt where a caller gives none
+
+    def item(self, audio: Any, name: str) -> MediaItem:
+        """Returns the features of samples at 16 kHz, or of (samples, rate). ValueError names what is wrong; `name` is
+        what it calls the prompt."""
+        samples = _samples(audio, self.rows * SECONDS_PER_ROW, name)
+        try:
+            features = np.ascontiguousarray(log_mel(samples, self.mel_bins)[:, : FRAMES_PER_ROW * self.rows])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        facts = f"{AUDIO} {features.shape}".encode()
+        digest = hashlib.blake2b(features.data, digest_size=DIGEST_BYTES, person=b"quintet-audio", key=facts).digest()
+        return MediaItem(AUDIO, digest, {FEATURES: WireArray.of(features)})
+
+
+def _samples(audio: Any, seconds: float, name: str) -> Samples:
+    """Returns samples at 16 kHz, so many seconds at most."""
+    if isinstance(audio, list) and len(audio) == 1 and not isinstance(audio[0], (int, float)):
+        (audio,) = audio  # vLLM takes a list of one
+    rate: Any = SAMPLE_RATE
+    if isinstance(audio, tuple):
+        if len(audio) != 2:
+            raise ValueError(f"{name}: 'audio' is a tuple of {len(audio)}; {_FORMS}")
+        audio, rate = audio
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or float(rate) % 1 != 0:  # NaN, too
+        raise ValueError(f"{name}: the rate of 'audio' is {str(rate)[:40]!r}, not a whole number of samples a second")
+    rate = int(rate)
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise ValueError(f"{name}: the rate of 'audio' is {rate}, not from {MIN_RATE} to {MAX_RATE} samples a second")
+    if isinstance(audio, list) and len(audio) > seconds * rate:
+        raise _too_long(len(audio) / rate, seconds, name)
+    try:
+        samples = np.asarray(audio)
+    except Exception as error:  # whatever an object's conversion raises
+        raise ValueError(f"{name}: 'audio' makes no array ({error}); {_FORMS}") from None
+    if samples.ndim != 1 or samples.dtype.kind != "f":
+        what = f"of shape {list(samples.shape)} and type {samples.dtype}"
+        raise ValueError(f"{name}: 'audio' is {what}; {_FORMS}")
+    if not len(samples):
+        raise ValueError(f"{name}: 'audio' is empty; {_FORMS}")
+    if len(samples) > seconds * rate:
+        raise _too_long(len(samples) / rate, seconds, name)
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{name}: 'audio' holds NaN or infinity; {_FORMS}")
+    return resample(samples.astype(np.float32), rate)[: round(seconds * SAMPLE_RATE)]
+
+
+def _too_long(length: float, seconds: float, name: str) -> ValueError:
+    return ValueError(
+        f"{name}: 'audio' is {length:.1f} s long, and one request takes {seconds:g} s; cut it, best at silences, and "
+        "give each piece a request of its own"
+    )

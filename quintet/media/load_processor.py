@@ -1,0 +1,105 @@
+"""Loads a model's processor from its folder. Without torchvision, images are processed by Pillow and NumPy."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from quintet.common.distribution import install_hint
+from quintet.media.families import MediaModel
+from quintet.media.processing import LONGEST, HFMediaProcessor
+
+FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
+VIDEO = "video_processor"
+
+
+def load_processor(model: MediaModel) -> HFMediaProcessor:
+    """Returns the processor of a model. Imports transformers, which takes seconds. ValueError says what is missing."""
+    if importlib.util.find_spec("PIL") is None:
+        raise ValueError(f"images need the package pillow, which is not installed: {install_hint('image')}")
+    try:
+        return HFMediaProcessor(model, _processor(model))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever transformers raises, in any version of it
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        raise ValueError(
+            f"{model.folder}: the processor of images cannot be loaded ({reason}); fetch the model again, or start "
+            'with limit_mm_per_prompt={"image": 0} for text alone'
+        ) from error
+
+
+def _processor(model: MediaModel) -> Any:
+    if importlib.util.find_spec("torchvision") is not None:
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
+    return _without_torchvision(_class_of(model), model.folder)
+
+
+def _class_of(model: MediaModel) -> Any:
+    """Returns transformers' class, by the files or by the model's type."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    _without_their_import()
+    named = [_entries(Path(model.folder) / name).get("processor_class") for name in FILES]
+    name = next((each for each in named if isinstance(each, str)), PROCESSOR_MAPPING_NAMES.get(model.model_type))
+    found = None if name is None else _class(name)
+    if found is None:
+        raise ValueError(f"transformers has no processor {name!r}")
+    return found
+
+
+def _without_their_import() -> None:
+    """Imports Pixtral's processor, whose module takes a function from one that needs torchvision; the module for Pillow
+    has the same."""
+    name = "transformers.models.pixtral"
+    if f"{name}.image_processing_pixtral" in sys.modules or f"{name}.processing_pixtral" in sys.modules:
+        return
+    stands_in = importlib.import_module(f"{name}.image_processing_pil_pixtral")
+    sys.modules[f"{name}.image_processing_pixtral"] = stands_in
+    try:
+        importlib.import_module(f"{name}.processing_pixtral")
+    finally:
+        del sys.modules[f"{name}.image_processing_pixtral"]
+
+
+def _class(name: str) -> Any:
+    """Returns a processor's class by its name."""
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
+    loaded = sys.modules.get("transformers.models.pixtral.processing_pixtral")
+    return getattr(loaded, name, None) or processor_class_from_name(name)
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text())
+    return found if isinstance(found, dict) else {}
+
+
+def _without_torchvision(processor: Any, folder: str) -> Any:
+    """Makes a processor of parts that need no torchvision: videos do, and are not processed."""
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    class WithoutVideo(processor):
+        """The same, whose part for videos is missing."""
+
+        def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
+            return type(part) if name == VIDEO else super().check_argument_for_proper_class(name, part)
+
+    names = processor.get_attributes()
+    if extra := set(names) - {"tokenizer", "image_processor", VIDEO}:
+        raise ValueError(f"{processor.__name__} has parts that are not loaded here: {', '.join(sorted(extra))}")
+    WithoutVideo.__name__ = processor.__name__
+    loaded = {
+        "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+        "image_processor": AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, backend="pil"
+        ),
+        VIDEO: None,
+    }
+    settings, _ = processor.get_processor_dict(folder, local_files_only=True)
+    return WithoutVideo.from_args_and_dict([loaded[name] for name in names], settings)

@@ -1,0 +1,55 @@
+"""Base of encoders whose rows a decoder's layers read by cross-attention."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, MaxShape, Outputs, ShapeBucket
+from quintet.layers.decoder import ModelBase
+from quintet.layers.layer_state import LayerMixer, StepState
+
+
+class CrossEncoder(ModelBase):
+    """One item of media -> K and V of each row and decoder layer, in the pages of the decoder's cross-attention.
+
+    A step encodes one item: its batch has one token for each row, and the item's numbers are the step's embeds.
+    """
+
+    supports_pipeline = False
+    vocab_size = 1  # it draws nothing
+    rows: int  # that an item has
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cross_mixers: Sequence[LayerMixer] = ()
+
+    @property
+    def cross_mixers(self) -> Sequence[LayerMixer]:
+        """Mixers of the decoder's layers, which are no part of this model."""
+        return self._cross_mixers
+
+    def borrow(self, mixers: Sequence[LayerMixer]) -> None:
+        """Takes the mixers of the decoder's layers, for which it writes K and V."""
+        self._cross_mixers = mixers
+
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """Runs the pass of one item: the state -> no outputs, and the new state."""
+        cache = StepState(state, batch)
+        assert batch.inputs.embeds is not None, "an encoder's pass brings what it encodes"
+        self.write(self.encode(batch.inputs.embeds, cache), cache)
+        return Outputs(None), cache.state
+
+    def encode(self, embeds: Tensor, cache: StepState) -> Tensor:
+        """An item's numbers, float32 -> hidden states [E, H]."""
+        raise NotImplementedError
+
+    def write(self, x: Tensor, cache: StepState) -> None:
+        """Writes K and V of hidden states [E, H] for each of the decoder's layers."""
+        raise NotImplementedError
+
+
+def encoder_shape(model: ModelBase, largest: MaxShape) -> MaxShape:
+    """Returns the shape of an encoder's pass, for a model whose steps have the given one at most."""
+    assert isinstance(model, CrossEncoder), "only an encoder has passes"
+    return MaxShape(ShapeBucket(2 * model.rows, 1, 0, ()), largest.hidden, 0)

@@ -1,0 +1,1 @@
+"""Routes of models that transcribe audio: /v1/audio/transcriptions and /v1/audio/translations."""

@@ -1,0 +1,1 @@
+"""Tools of MCP servers in responses: their calls, results and approvals."""

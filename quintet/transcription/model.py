@@ -1,0 +1,55 @@
+"""A Whisper model and the engine that runs it, as the transcriber sees them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quintet.media.audio.log_mel import CHUNK_SECONDS
+from quintet.media.audio.resample import Samples
+from quintet.outputs import CompletionOutput
+from quintet.sampling_params import SamplingParams
+from quintet.transcription.tokens import WhisperTokens
+
+MAX_POSITIONS = 448  # of Whisper's decoders: prompt and output together
+ENGLISH_ONLY = 51864  # vocabulary of models of English alone; multilingual ones have more. Source: openai-whisper
+
+
+class SpeechEngine(Protocol):
+    """Runs requests of a Whisper model. Requests of equal samples are encoded once."""
+
+    async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
+        """Returns the finished output of the decoder's tokens behind `prompt`, for samples [N] at 16 kHz.
+
+        Cancelling ends the request. An engine that fails raises what its callers expect of it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SpeechModel:
+    """Vocabulary and limits of a Whisper model."""
+
+    tokens: WhisperTokens
+    encode: Callable[[str], list[int]]  # text to tokens, without special ones
+    decode: Callable[[Sequence[int]], str]  # the reverse
+    max_positions: int = MAX_POSITIONS
+    seconds: float = CHUNK_SECONDS  # of audio that one request takes
+
+    @classmethod
+    def of_tokenizer(
+        cls, ids: Mapping[str, int], encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str],
+        vocab_size: int, max_positions: int = MAX_POSITIONS, seconds: float = CHUNK_SECONDS,
+    ) -> "SpeechModel":  # fmt: skip
+        """`ids`: special tokens by their text; `vocab_size`: the model's. ValueError if a token is missing: the
+        tokenizer is not Whisper's."""
+        tokens = WhisperTokens.of_vocabulary(ids, multilingual=vocab_size != ENGLISH_ONLY)
+        return cls(tokens, encode, decode, min(max_positions, MAX_POSITIONS), seconds)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, without timestamps and other special ones."""
+        return self.decode([each for each in tokens if each < self.tokens.eot])
+
+    def check_language(self, language: str | None, task: str) -> None:
+        """ValueError if the model does not have the language (None: it is detected) or the task."""
+        if language is not None or not self.tokens.languages:
+            self.tokens.prompt(language, task)

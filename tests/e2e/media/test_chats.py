@@ -1,0 +1,81 @@
+"""Pictures in chats: by LLM.chat and over HTTP, the tokens of LLM.generate with the same picture."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from quintet import LLM, SamplingParams
+from tests.helpers.checkpoints.wrappers import Made, make, picture
+from tests.helpers.media_files import data_url
+from tests.helpers.servers.serving import Server
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<image>{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+PICTURE = picture(40, 56, 1)
+TEXT = ("What is ", " this?")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    yield make("llava", tmp_path_factory.mktemp("llava"))
+
+
+def url() -> str:
+    file = io.BytesIO()
+    Image.fromarray(PICTURE).save(file, "PNG")
+    return data_url(file.getvalue())
+
+
+def content(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": TEXT[0]}, part, {"type": "text", "text": TEXT[1]}]
+
+
+def test_a_chats_picture_is_that_of_the_prompt(made: Made) -> None:
+    llm = LLM(str(made.folder), dtype="float32", max_model_len=512, kv_cache_memory_bytes="16M", use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompt = {"prompt": f"{TEXT[0]}<image>{TEXT[1]}", "multi_modal_data": {"image": PICTURE}}
+    [want] = llm.generate(prompt, params, use_tqdm=False)
+    parts = [
+        {"type": "image_pil", "image_pil": Image.fromarray(PICTURE)},
+        {"type": "image_url", "image_url": {"url": url()}},
+    ]
+    for part in parts:
+        messages = [{"role": "user", "content": content(part)}]
+        [found] = llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE)
+        assert found.outputs[0].token_ids == want.outputs[0].token_ids
+        assert found.prompt_token_ids == want.prompt_token_ids
+    with pytest.raises(ValueError, match=r"messages\[0\].content\[1\] cannot be used: .*--allowed-media-domains"):
+        wrong = content({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}})
+        llm.chat([{"role": "user", "content": wrong}], params, use_tqdm=False, chat_template=TEMPLATE)
+    llm.close()
+
+
+@pytest.mark.slow
+def test_a_server_sees_what_the_engine_sees(made: Made, tmp_path: Any) -> None:
+    llm = LLM(str(made.folder), dtype="float32", max_model_len=512, kv_cache_memory_bytes="16M", use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompt = {"prompt": f"{TEXT[0]}<image>{TEXT[1]}", "multi_modal_data": {"image": PICTURE}}
+    [want] = llm.generate(prompt, params, use_tqdm=False)
+    llm.close()
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    flags = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "16M", "--device", "cpu",
+             "--chat-template", str(template), "--limit-mm-per-prompt", '{"image": 1}')  # fmt: skip
+    with Server(str(made.folder), *flags) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300)
+        messages: Any = [{"role": "user", "content": content({"type": "image_url", "image_url": {"url": url()}})}]
+        more = {"return_token_ids": True, "ignore_eos": True}
+        for _ in range(2):  # the second finds the processor's process, and the picture in its cache
+            answer = client.chat.completions.create(
+                model=made.folder.name, messages=messages, temperature=0, max_tokens=6, extra_body=more
+            )
+            assert answer.choices[0].token_ids == list(want.outputs[0].token_ids)  # type: ignore[attr-defined]
+        with pytest.raises(openai.BadRequestError, match="1 are the most"):
+            twice = [{"role": "user", "content": messages[0]["content"] * 2}]
+            client.chat.completions.create(model=made.folder.name, messages=twice, max_tokens=1)
