@@ -37,6 +37,8 @@ BAD = {
     "logprobs": [-2, True, 1.5, "5", [], 2**31],
     "prompt_logprobs": [-2, True, 1.5, "5"],
     "logprob_token_ids": [[], [-1], [True], [1.5], "5", 5, list(range(129)), [2**31]],
+    "flat_logprobs": [1, None, "yes"],
+    "trace_decode_token_ids": [[], (), {1}, "5", 5, [-1], [True], [1.5], [2**31]],
     "detokenize": [1, None],
     "skip_special_tokens": ["no", 0],
     "keep_special_tokens": [[-1], 5, "12", list(range(1025))],
