@@ -39,7 +39,7 @@ def _shape(model: GGUFModel) -> Entries:
 
 
 def _epsilon(model: GGUFModel, key: str) -> float:
-    """Of either kind of norm: the converter goes by the name that the original's config has for it."""
+    """Returns the epsilon of either kind of norm: the converter goes by its name in the original's config."""
     other = LAYER_NORM_EPS if key == RMS_EPS else RMS_EPS
     return model.number(key if model.get(key) is not None or model.get(other) is None else other)
 

@@ -124,7 +124,7 @@ class DeferredTensors:
 
 
 def _unpermuted(model: GGUFModel, entry: GGUFEntry) -> GGUFEntry:
-    """With the rows of q and k put back, where the file has them permuted."""
+    """Returns the entry with the rows of q and k put back, where the file has them permuted."""
     own = layer_of(entry.name)[1].partition(".")[0]
     if not names_of(model).permutes_qk or own not in ("attn_q", "attn_k"):
         return entry

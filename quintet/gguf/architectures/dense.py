@@ -113,7 +113,7 @@ def _stablelm(model: GGUFModel) -> Entries:
 
 
 def _starcoder2(model: GGUFModel) -> Entries:
-    """Without windows, as llama.cpp computes it."""
+    """Entries without windows, as llama.cpp computes it."""
     return {"rope_parameters": rope(model), "use_bias": query_bias(model), "sliding_window": model.window}
 
 

@@ -86,7 +86,7 @@ def _without(sizes: Mapping[str, str], *names: str) -> Mapping[str, str]:
 
 
 def _falcon_names(model: GGUFModel) -> ArchitectureNames:
-    """Of two norms the first is the feed-forward's."""
+    """Names of a file; the first of two norms is the feed-forward's."""
     return _FALCON_TWO if model.has("blk.0.attn_norm_2.weight") else _FALCON_ONE
 
 

@@ -40,7 +40,7 @@ def _glm4_moe(model: GGUFModel) -> Entries:
 
 
 def _dots1(model: GGUFModel) -> Entries:
-    """Without windows, as llama.cpp computes it."""
+    """Entries without windows, as llama.cpp computes it."""
     everything = {"sliding_window": None, "layer_types": ["full_attention"] * model.layers}
     return {"rope_parameters": rope(model), "attention_bias": query_bias(model), **everything, **grouped(model)}
 

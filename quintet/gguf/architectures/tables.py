@@ -51,7 +51,7 @@ def bias_of_choice(name: str) -> Mapping[str, Computed]:
 
 
 def state_space(mixer: str, version: int = 2, convolution_bias: bool = True) -> Mapping[str, Computed]:
-    """What of Mamba is no matrix; `mixer`: the module."""
+    """Tensors of Mamba that are no matrices; `mixer`: the module."""
     found = {
         "A_log": Computed("log_of_negative", ("ssm_a",)),
         "D": Computed("flat", ("ssm_d",)),
