@@ -126,7 +126,7 @@ def _as_array(item: Any) -> NDArray[Any] | None:
     """Returns an array or a torch tensor as an array, None for all else."""
     if isinstance(item, np.ndarray):
         return item
-    if hasattr(item, "detach") and hasattr(item, "cpu"):
+    if hasattr(item, "detach") and hasattr(item, "is_floating_point"):
         tensor = item.detach().cpu()
         return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
     return None

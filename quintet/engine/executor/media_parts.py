@@ -1,5 +1,7 @@
-"""What encodes the media of requests on a worker: a tower, whose rows stand in the places of tokens, or the encoder of
-an encoder-decoder model, whose rows the decoder's layers read."""
+"""Encoders of requests' media on a worker.
+
+A tower's rows stand in the places of tokens; rows of an encoder-decoder model's encoder are read by the decoder's layers.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an engine tells API processes of its model."""
+"""Facts of a model that an engine sends to API processes."""
 
 import time
 

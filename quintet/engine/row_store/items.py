@@ -26,7 +26,7 @@ RowWriter = Callable[["WorkerGroup", Sequence["RowWrite"]], None]  # makes rows,
 
 
 class Written(Protocol):
-    """What is written before a step reads it: rows of a store, or an encoder's pages."""
+    """Rows that are written before a step reads them: of a store, or of an encoder's pages."""
 
     @property
     def count(self) -> int:
