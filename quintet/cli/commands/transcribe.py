@@ -28,6 +28,7 @@ FORMATS = ("text", "srt", "vtt", "json")
 ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".mp4", ".aac", ".webm", ".mkv", ".mka", ".mov")
 FILES_AT_ONCE = 2  # one is transcribed while the next is decoded
 MAX_SECONDS = 24 * 3600.0  # of one file
+NO_FILE = "there is no such file; give the path of one, or of a folder"
 _EXTENSIONS = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 _EVERY = 10.0  # seconds between two lines of progress
 
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes each transcript as soon as it is there, in the order of the files. 1 if any file failed."""
     wanted = flags.from_arguments(arguments, TranscribeOptions)
     files = find_files(arguments.FILE)
+    if not any(each.exists() for each in files):  # before the model is loaded
+        raise ValueError(f"{files[0]}: {NO_FILE}")
     if len(files) > 1 and wanted.format in ("srt", "vtt") and arguments.output is None:
         raise ValueError(f"there are {len(files)} files, and {wanted.format} has one; give a folder with --output")
     if wanted.language is not None:
@@ -164,7 +167,7 @@ async def _transcribe(
     file: Path, decoder: "AudioDecoder", transcriber: "Transcriber", progress: "_Progress"
 ) -> "Transcript":
     if not file.exists():
-        raise ValueError("there is no such file; give the path of one, or of a folder")
+        raise ValueError(NO_FILE)
     with file.open("rb") as source:
         audio = await decoder.decode(source)
     done = 0.0
