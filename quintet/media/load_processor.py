@@ -25,8 +25,8 @@ def load_processor(model: MediaModel) -> HFMediaProcessor:
     except Exception as error:  # whatever transformers raises, in any version of it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
         raise ValueError(
-            f"{model.folder}: the processor of images cannot be loaded ({reason}); fetch the model again, or start "
-            'with limit_mm_per_prompt={"image": 0} for text alone'
+            f"{model.folder}: the processor of images cannot be loaded ({reason}); install what it names or fetch the "
+            'model again, or start with limit_mm_per_prompt={"image": 0} for text alone'
         ) from error
 
 

@@ -32,7 +32,8 @@ async def test_two_requests_in_one_are_refused(head: str) -> None:
 
 async def test_bodies_are_bounded_and_have_to_be_json() -> None:
     fake = Fake()
-    async with routed(fake, door={"max_body_bytes": 1000, "max_queued_bytes": 1500}) as router:
+    bounds = {"max_body_bytes": 1000, "max_upload_bytes": 1000, "max_queued_bytes": 1500}
+    async with routed(fake, door=bounds) as router:
 
         async def pieces() -> object:
             for _ in range(20):

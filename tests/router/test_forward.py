@@ -85,7 +85,7 @@ async def test_servers_are_shown_their_own_key() -> None:
 
 async def test_a_packed_body_is_unpacked_once() -> None:
     fake = Fake()
-    async with routed(fake, door={"max_body_bytes": 4096}) as router:
+    async with routed(fake, door={"max_body_bytes": 4096, "max_upload_bytes": 4096}) as router:
         packed = gzip.compress(json.dumps(TALK).encode())
         answer = await router.post(json=None, content=packed, headers={"content-encoding": "gzip"})
         assert answer.status_code == 200

@@ -64,7 +64,8 @@ class MediaCollector:
 
 def is_media(part: Any) -> bool:
     """True for a part that is an image, video or audio."""
-    return isinstance(part, MediaPart) or (isinstance(part, Mapping) and part.get("type") in MEDIA_TYPES)
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(part, MediaPart) or (isinstance(kind, str) and kind in MEDIA_TYPES)
 
 
 def read_part(part: Mapping[str, Any], where: str) -> MediaPart:

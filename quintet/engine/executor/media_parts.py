@@ -1,6 +1,6 @@
 """Encoders of requests' media on a worker.
 
-A tower's rows stand in the places of tokens; rows of an encoder-decoder model's encoder are read by the decoder's layers.
+A tower's rows stand in the places of tokens. Rows of an encoder-decoder model's encoder are read by the decoder.
 """
 
 from dataclasses import replace

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from quintet import LLM, SamplingParams
-from tests.helpers.checkpoints.wrappers import Made, make, picture
+from tests.helpers.media.wrappers import Made, make, picture
 from tests.helpers.media_files import data_url
 from tests.helpers.servers.serving import Server
 

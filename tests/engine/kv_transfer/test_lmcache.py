@@ -88,8 +88,7 @@ def loop() -> Iterator[None]:
     thread.start()
     yield
     LOOP.call_soon_threadsafe(LOOP.stop)
-    thread.join()
-    LOOP.close()
+    thread.join()  # the loop stays open: a worker that takes tests over comes back to this module
 
 
 class Manager:
