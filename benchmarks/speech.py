@@ -72,7 +72,8 @@ class Peer:
 def transcribe(llm: LLM, samples: Samples, count: int) -> tuple[float, list[str]]:
     """Returns seconds and texts of so many copies, none of which finds another's encoded audio."""
     llm.reset_prefix_cache()
-    start = "<|startoftranscript|>" + "<|en|><|transcribe|>" * (llm.get_tokenizer().vocab_size > 51_864)
+    multilingual = not str(llm.config.model).endswith(".en")
+    start = "<|startoftranscript|>" + "<|en|><|transcribe|>" * multilingual
     prompts = [
         {"prompt": start, "multi_modal_data": {"audio": samples}, "cache_salt": f"{time.monotonic()} {index}"}
         for index in range(count)
@@ -134,7 +135,7 @@ def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
             })  # fmt: skip
             print(rows[-1], flush=True)
         peer.close()
-        llm.shutdown()
+        del llm
     return rows
 
 

@@ -22,11 +22,8 @@ def samples_of(path: str) -> Any:
 
 
 def transcribe(model: WhisperModel, samples: Any, count: int, language: str) -> list[str]:
-    """Returns the text of each of `count` copies of the samples, greedily and with timestamps."""
+    """Returns the text of each of `count` copies of the samples, each one window, greedily and with timestamps."""
     options = {"language": language, "beam_size": 1, "temperature": 0.0, "condition_on_previous_text": False}
-    if count == 1:
-        segments, _ = model.transcribe(samples, vad_filter=False, **options)
-        return ["".join(each.text for each in segments)]
     seconds = len(samples) / RATE
     clips = [{"start": index * seconds, "end": (index + 1) * seconds} for index in range(count)]
     segments, _ = BatchedInferencePipeline(model).transcribe(
