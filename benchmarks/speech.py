@@ -69,10 +69,9 @@ class Peer:
         self._process.wait()
 
 
-def transcribe(llm: LLM, samples: Samples, count: int) -> tuple[float, list[str]]:
+def transcribe(llm: LLM, samples: Samples, count: int, multilingual: bool) -> tuple[float, list[str]]:
     """Returns seconds and texts of so many copies, none of which finds another's encoded audio."""
     llm.reset_prefix_cache()
-    multilingual = not str(llm.config.model).endswith(".en")
     start = "<|startoftranscript|>" + "<|en|><|transcribe|>" * multilingual
     prompts = [
         {"prompt": start, "multi_modal_data": {"audio": samples}, "cache_salt": f"{time.monotonic()} {index}"}
@@ -122,7 +121,7 @@ def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
         for count in args.counts:
             ours, theirs, texts = [], [], {}
             for _ in range(args.rounds):
-                seconds, texts["quintet"] = transcribe(llm, samples, count)
+                seconds, texts["quintet"] = transcribe(llm, samples, count, not args.model.name.endswith(".en"))
                 ours.append(seconds)
                 seconds, texts["faster-whisper"] = peer.transcribe(wav, count)
                 theirs.append(seconds)
