@@ -87,6 +87,8 @@ def test_a_model_is_served_under_a_name_and_not_a_path(tmp_path: Path) -> None:
         (["--", "a/b"], None, ["a/b"]),
         (["a/b", "--", "c/d"], "a/b", ["c/d"]),
         (["--model", "bundled", "a/b"], None, ["a/b"]),
+        (["/no/model", "Hi"], "/no/model", ["Hi"]),  # a wrong path is no prompt beside another
+        (["/no/model"], None, ["/no/model"]),
     ],
 )
 def test_the_first_word_is_the_model_if_it_names_one(words: list[str], model: str | None, prompts: list[str]) -> None:

@@ -47,7 +47,10 @@ def take_model(arguments: argparse.Namespace, words: list[str], has_text: bool =
     """
     arguments.MODEL = None
     given = "model" in flags.given_settings(arguments, EngineConfig)
-    if given or len(words) == len(arguments.after_dashes) or not is_model_name(words[0]):
+    if given or len(words) == len(arguments.after_dashes):
+        return words
+    absent = len(words) > 1 and words[0].startswith(("/", "./", "../", "~/")) and " " not in words[0]  # a wrong path
+    if not absent and not is_model_name(words[0]):
         return words
     if len(words) == 1 and not has_text and sys.stdin.isatty() and not is_only_model_name(words[0]):
         return words

@@ -192,12 +192,8 @@ class ModelPart:
 
     def drop_weights(self) -> int:
         """Drops the weights -> the bytes that they still took."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        held = storage_bytes(tensors)
-        for tensor in tensors:
-            tensor.data = tensor.new_empty(0)
         self._dropped = True
-        return sum(held.values())
+        return drop_tensors(self.model)
 
     def check_files(self, folder: Path | WeightFiles | None) -> None:
         """ValueError if the weights of a folder do not fit."""
@@ -247,6 +243,15 @@ def groups_by_tensor(mixers: Iterable[LayerMixer]) -> dict[int, set[int]]:
 def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Address -> bytes of each piece of memory, however many tensors lie on it."""
     return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def drop_tensors(model: ModelBase) -> int:
+    """Drops a model's parameters and buffers -> the bytes that they took."""
+    tensors = [*model.parameters(), *model.buffers()]
+    held = storage_bytes(tensors)
+    for tensor in tensors:
+        tensor.data = tensor.new_empty(0)
+    return sum(held.values())
 
 
 def no_step(state: State, batch: Batch) -> tuple[Outputs, State]:

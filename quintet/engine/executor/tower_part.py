@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.engine.executor.model_part import storage_bytes
+from quintet.engine.executor.model_part import drop_tensors
 from quintet.interface.platform import Platform
 from quintet.layers.build import BuildContext, finalize
 from quintet.media.items import MediaItem
@@ -64,12 +64,8 @@ class TowerPart:
 
     def drop_weights(self) -> int:
         """Drops the weights -> the bytes that they took."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        held = storage_bytes(tensors)
-        for tensor in tensors:
-            tensor.data = tensor.new_empty(0)
         self._dropped = True
-        return sum(held.values())
+        return drop_tensors(self.model)
 
     def reading(self, folder: Path | WeightFiles | None) -> ParameterLoad:
         """Returns the weights of a folder, to be written over those that are there. ValueError if they do not fit."""
