@@ -25,7 +25,8 @@ REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("
 	print(*(project["optional-dependencies"][sys.argv[1]] if sys.argv[1:] else project["dependencies"]), sep="\n")'
 CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
-ISAS := $(if $(wildcard $(STAMP)),ALL,NATIVE)
+# A demo needs the kernels of this processor alone; what tests and checks need compiles those of all.
+ISAS := $(if $(or $(wildcard $(STAMP)),$(filter-out demo setup-run,$(MAKECMDGOALS))),ALL,NATIVE)
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 # A test run starts a thousand processes; without it each compiles what it imports.
@@ -133,7 +134,7 @@ $(RUN): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): two to three minutes the first time"
 	$(PIP) cmake nanobind ninja scikit-build-core setuptools
-	@$(MAKE) --no-print-directory --jobs=2 .packages .extension
+	@$(MAKE) --no-print-directory --jobs=2 .packages .extension ISAS=$(ISAS)
 	@touch $@
 
 # torch comes first and alone, so that nothing that depends on it can choose another build.
@@ -141,8 +142,8 @@ $(RUN): $(SOURCES)
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(REQUIRES) > $(VENV)/requires.txt
 	$(PIP) -r $(VENV)/requires.txt
+	@$(BIN)/python -c 'import torch, quintet.api.llm' # Python compiles them while the extension still builds
 
-# Running needs the kernels of this processor alone; what tests and checks need compiles those of all.
 .extension:
 	MAKEFLAGS= $(PIP) --no-build-isolation --no-deps -C cmake.define.QUINTET_ISAS=$(ISAS) -e .
 
