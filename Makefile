@@ -33,7 +33,7 @@ SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.tx
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-ci test-all test-changed test-sweep test-transformers lint format mutants
+.PHONY: help setup setup-run .python .packages .extension demo test test-ci test-all test-changed test-sweep test-transformers lint format mutants
 .PHONY: wheel docs mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
@@ -127,11 +127,18 @@ clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The newest pip resolves in half the time of the one that Python brings, and is there sooner.
+$(BIN)/pip: | .python
+	@$(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -m pip --disable-pip-version-check --python $(BIN)/python install --quiet --no-compile pip 2>/dev/null || \
+		$(BIN)/python -m ensurepip --default-pip
+
+.python:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
+
 # The extension compiles while packages come in: it needs the build tools and none of them. It is built without isolation:
 # .venv holds the tools, and build/ stays valid from one time to the next.
-$(RUN): $(SOURCES)
-	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(RUN): $(SOURCES) | .python $(BIN)/pip
 	@echo "setting up $(VENV): two to three minutes the first time"
 	$(PIP) cmake nanobind ninja scikit-build-core setuptools
 	@$(MAKE) --no-print-directory --jobs=2 .packages .extension ISAS=$(ISAS)
@@ -156,9 +163,7 @@ $(STAMP): $(RUN)
 	@touch $@
 
 # The site needs neither torch nor quintet.
-$(DOCS): pyproject.toml constraints-dev.txt
-	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(DOCS): pyproject.toml constraints-dev.txt | .python $(BIN)/pip
 	@$(REQUIRES) docs > $(VENV)/requires-docs.txt
 	$(PIP) -r $(VENV)/requires-docs.txt
 	@touch $@
