@@ -220,7 +220,7 @@ class RemoteBackend:
     async def _read(self) -> None:
         while True:
             message = decode_to_worker(await self._inbox.recv())
-            await asyncio.sleep(0)  # recv() does not wait for a message that is there: an engine may be faster than we are
+            await asyncio.sleep(0)  # recv() does not wait where a message is there: an engine may be faster than this
             if isinstance(message, FromPeer):  # no sign of life of the engine
                 self.peers.handle(message)
                 continue
