@@ -142,8 +142,8 @@ class InputProcessor:
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_CallParams") -> list[CoreRequest]:
         params = shared.params
-        if prompt.embeds and params.prompt_logprobs is not None:
-            raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
+        if prompt.embeds and params.scores_prompt:
+            raise ParameterError(_scoring(params), "are of tokens, and this prompt is embeddings; leave it out")
         _check_not_empty(prompt)
         self._check_media(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
@@ -156,9 +156,10 @@ class InputProcessor:
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
-        if self.limits.whole_runs and prompt.media and params.prompt_logprobs is not None:
+        if self.limits.whole_runs and prompt.media and params.scores_prompt:
             why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
-            raise ParameterError("prompt_logprobs", why)
+            raise ParameterError(_scoring(params), why)
+        _check_candidates(params, len(ids))
         if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
             raise ValueError(
                 f"the prompt has {len(ids)} embeddings, and the device has room for {self.limits.embeds_rows} "
@@ -238,6 +239,22 @@ def _check_not_empty(prompt: Prompt) -> None:
     """A chat template may give nothing."""
     if not prompt.token_ids:
         raise ValueError("the prompt is empty: it has no tokens; give at least one")
+
+
+def _scoring(params: SamplingParams) -> str:
+    """Returns the name of the parameter that has a prompt scored."""
+    return "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"
+
+
+def _check_candidates(params: SamplingParams, num_tokens: int) -> None:
+    """Refuses prompt_logprob_token_ids whose rows are not those of the prompt's tokens after its start."""
+    rows, start = params.prompt_logprob_token_ids, params.prompt_logprob_start
+    if rows is not None and len(rows) != num_tokens - 1 - start:
+        raise ParameterError(
+            "prompt_logprob_token_ids",
+            f"must have {max(num_tokens - 1 - start, 0)} rows, one for each of the prompt's {num_tokens} tokens after "
+            f"position {start} (prompt_logprob_start), not {len(rows)}",
+        )
 
 
 def _check_samplable(
