@@ -13,6 +13,7 @@ from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import LogitsProcessor
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.outputs import child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -34,7 +35,7 @@ class ModelLimits:
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
     embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
-    encoder: SpeechInput | None = None  # what the model's encoder takes; None: it has none
+    encoder: SpeechInput | TextInput | None = None  # what the model's encoder takes; None: it has none
     whole_runs: bool = False  # tokens of an image are computed in one step
 
 
@@ -202,11 +203,16 @@ class InputProcessor:
 
     def _check_media(self, prompt: Prompt) -> None:
         """ValueError where a prompt has nothing for the model's encoder."""
-        if self.limits.encoder is not None and prompt.encoder is None:
+        if self.limits.encoder is None or prompt.encoder is not None:
+            return
+        if isinstance(self.limits.encoder, TextInput):
             raise ValueError(
-                "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
-                "'multi_modal_data': {'audio': samples}}"
+                "this model's encoder takes the prompt, and chats have none for it; use generate(), or /v1/completions"
             )
+        raise ValueError(
+            "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
+            "'multi_modal_data': {'audio': samples}}"
+        )
 
     def _compile_grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""

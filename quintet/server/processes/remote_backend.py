@@ -276,7 +276,7 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
-            encoder=served.encoder,
+            encoder=served.encoder or served.source,
             whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
