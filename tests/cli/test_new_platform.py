@@ -81,7 +81,7 @@ def test_it_names_the_guide_at_the_documentations_address(monkeypatch: pytest.Mo
     ("source", "command"),
     [
         (None, "pip install quintet-llm"),
-        ("/home/me/my quintet", "pip install '/home/me/my quintet' '/home/me/my quintet/tools'"),
+        ("/my own/engine", "pip install '/my own/engine' '/my own/engine/tools'"),
     ],
 )
 def test_its_readme_installs_the_engine_from_where_this_one_comes(
