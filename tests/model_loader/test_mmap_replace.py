@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.model_loader.mmap_replace import MIN_BYTES, replace_by_file
+from quintet.model_loader.weights_cache import ALIGNMENT, CachedTensor, TensorName, WeightsCache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses mremap")
 SIZE = MIN_BYTES + 3 * mmap.PAGESIZE // 2  # bytes: the last page is no whole one
@@ -72,6 +73,17 @@ def test_a_thread_that_reads_meanwhile_sees_the_same(content: bytes, tmp_path: P
         done.set()
         reader.join()
     assert sums == {wanted}
+
+
+def test_the_cache_of_packed_weights_takes_the_place_of_what_it_keeps(content: bytes, tmp_path: Path) -> None:
+    tensor, small = in_memory(content), torch.arange(5, dtype=torch.uint8)
+    names = (TensorName("a", "weight"),), (TensorName("b", "weight"),)
+    second = -(-SIZE // ALIGNMENT) * ALIGNMENT
+    kept = [CachedTensor(names[0], torch.uint8, (SIZE,), 0), CachedTensor(names[1], torch.uint8, (5,), second)]
+    cache = WeightsCache(tmp_path / "cache" / "x.weights")
+    cache.write(kept, [tensor, small], threading.Event())
+    assert mapped_file(tensor) == str(cache.file) and tensor.numpy().tobytes() == content
+    assert mapped_file(small) != str(cache.file) and small.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("shift", "offset", "size"), [(64, 0, SIZE), (0, 64, SIZE), (0, 0, MIN_BYTES - 1)])
