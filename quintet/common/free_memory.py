@@ -44,7 +44,8 @@ def release_library_pages(maps: Path = _MAPS) -> int:
 
 def _unchanged(lines: Iterable[str]) -> Iterator[tuple[int, int, int]]:
     """Yields start, stop and resident bytes of maps of libraries of which no page was changed."""
-    place, values = None, {}
+    place: str | None = None
+    values: dict[str, int] = {}
     for line in lines:
         name, _, rest = line.partition(" ")
         if not name.endswith(":"):  # the head of a map: "start-stop r-xp offset device inode      path"

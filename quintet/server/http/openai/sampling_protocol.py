@@ -109,8 +109,8 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
     "media_io_kwargs": UnsupportedField(_TEXT, ({},)),
     "watermarking": UnsupportedField("texts are not marked", (False,)),
     "flat_logprobs": UnsupportedField("log-probabilities have one form; leave it out", (False,)),
-    "prompt_logprob_token_ids": UnsupportedField("it is there offline alone (SamplingParams); use prompt_logprobs, for the likeliest"),
-    "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids, which are there offline alone", (0,)),
+    "prompt_logprob_token_ids": UnsupportedField("it is there offline alone; use prompt_logprobs, for the likeliest"),
+    "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids", (0,)),
     "routed_experts_prompt_start": UnsupportedField("the routed experts of a token are not returned", (0,)),
     "trace_decode_token_ids": UnsupportedField(
         "it is there offline alone (SamplingParams); for the log-probabilities of given tokens use prompt_logprobs"
