@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.live import LiveCutter
 from quintet.media.audio.resample import Samples
