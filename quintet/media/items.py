@@ -1,16 +1,19 @@
 """Media of a request: as decoded, and as a model's processor makes them ready for its encoder."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from quintet.common.lazy_numpy import np
 from quintet.media.kinds import AUDIO as AUDIO
 from quintet.media.kinds import IMAGE as IMAGE
 from quintet.media.kinds import VIDEO as VIDEO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class WireArray:
     data: bytes  # in C order
 
     @classmethod
-    def of(cls, array: NDArray[Any]) -> "WireArray":
+    def of(cls, array: NDArray[Any]) -> WireArray:
         """Returns the array as bytes."""
         return cls(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 

@@ -1,16 +1,16 @@
 """Fetches and decodes the media of a prompt."""
 
+from __future__ import annotations
+
 import functools
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.decode import PROCESSES, AudioDecoder, AudioError, AudioPackageMissing
 from quintet.media.decoding.decoder import MediaDecoder
@@ -23,6 +23,9 @@ from quintet.media.io_options import merge_io_options, read_io_options
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia
 from quintet.media.parts import MediaPart
 from quintet.media.tensors import read_embeds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FETCHERS = 8  # URLs that are fetched at once, of all requests
 MAX_AUDIO_SECONDS = 3600.0  # of one recording

@@ -28,15 +28,6 @@ PAUSE_SECONDS = 0.005  # that a call of compute() waits while nothing may run
 Agree = Callable[[orders.WeightOrder, Callable[[], Any]], Any]  # carries out an order on all ranks
 
 
-class UpdateFailed(ValueError):
-    """An order failed on a rank, and so on all."""
-
-    def __init__(self, why: str, wrote: bool) -> None:
-        """`wrote`: on some rank, weights have changed."""
-        super().__init__(why)
-        self.wrote = wrote
-
-
 def alone(order: orders.WeightOrder, work: Callable[[], Any]) -> Any:
     """Carries out an order where there is one process of ranks."""
     return work()
@@ -118,7 +109,7 @@ class Controls:
             raise
         except Exception as error:
             if isinstance(order, orders.ReceiveWeightsCommand | orders.FinishUpdateCommand):
-                self.fail(str(error), isinstance(error, UpdateFailed) and error.wrote)
+                self.fail(str(error), isinstance(error, orders.UpdateFailed) and error.wrote)
             raise
 
     def _carry_out(self, order: orders.WeightOrder) -> Any:

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
 from quintet.common.distribution import install_hint
+from quintet.common.lazy_numpy import np
 from quintet.common.processes import Child, Exit
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples

@@ -4,8 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.log_mel import FEATURES, log_mel
 from quintet.media.audio.resample import MAX_RATE, MIN_RATE, Samples, resample

@@ -1,7 +1,6 @@
 """Cuts sound that arrives piece by piece: a chunk ends with a pause, or where it becomes too long."""
 
-import numpy as np
-
+from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import SpeechFinder, cut_at_silences, find_speech

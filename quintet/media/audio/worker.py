@@ -11,8 +11,8 @@ from io import FileIO
 from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
 
+from quintet.common.lazy_numpy import np
 from quintet.common.processes import follow_parent, read_orders
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import BLOCK, MAX_RATE, MIN_RATE, Resampler, Samples

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from quintet.common.lazy_numpy import np
 from quintet.media.families import MediaModel
 from quintet.media.file_child import FileChild
 from quintet.media.items import DecodedMedia, ProcessedPrompt
