@@ -12,6 +12,7 @@ from quintet.config import EngineConfig
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.file import is_gguf
 from quintet.hub.config_checks import check_entries, check_shape
+from quintet.hub.encoder_decoders import refuse_encoder_decoder
 from quintet.hub.hf_config import Overrides, is_known_type, transformers_config
 from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
 from quintet.hub.pooling_task import is_pooling_model
@@ -54,10 +55,11 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         if config.model_impl == "transformers":
             raise ValueError(f"model_impl='transformers' reads a config.json, not {place.name}; leave it out")
         return ""
-    if config.model_impl == "transformers":
-        return "model_impl transformers: asked for"
     overrides = model_overrides(config)
     raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
+    if config.model_impl == "transformers":
+        refuse_encoder_decoder(raw.get("model_type"), raw, asked=True)
+        return "model_impl transformers: asked for"
     kind, architectures = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or config.model_impl == "quintet" or kind in families() or kind in own:
         return ""
@@ -66,6 +68,7 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
     text = text_model_type(kind, raw, place / "config.json")
     if text in families() or text in own or (not is_known_type(kind) and not raw.get("auto_map")):
         return ""
+    refuse_encoder_decoder(text, raw)
     return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 

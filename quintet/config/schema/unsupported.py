@@ -264,8 +264,6 @@ PARAMETERS: Mapping[str, str] = {
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
-    "prompt_logprob_token_ids": "use prompt_logprobs",
-    "prompt_logprob_start": "use prompt_logprobs",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
     "routed_experts_prompt_start": "the routed experts of a token are not returned; leave it out",
     "skip_clone": "parameters are never changed; leave it out",

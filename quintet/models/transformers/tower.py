@@ -45,6 +45,11 @@ class VisionTower(ModelBase):
         with explained(self._theirs.config, "reading its tensors' names"):
             return self._names.gathered(entries)
 
+    def module_name(self, name: str) -> str:
+        """Returns the modules' name of a checkpoint's tensor."""
+        with explained(self._theirs.config, "reading its tensors' names"):
+            return self._names.renamed(name)
+
     @torch.inference_mode()
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
         """Returns the rows of a picture, [item.count, H] for each level: those of its tokens, and of Qwen3-VL's first

@@ -1,0 +1,29 @@
+"""Encoder-decoder models that are not run, and why: transformers' code of other models runs decoders alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_BIAS = "its decoder adds a learned bias by distance to attention's scores, which attention over pages does not compute"
+_SPARSE = "its encoder attends to parts of the text (sparse attention), which is not computed here"
+REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers", "udop", "pop2piano"), _BIAS),
+    **dict.fromkeys(("led", "longt5", "bigbird_pegasus", "pegasus_x"), _SPARSE),
+    "blenderbot-small": "its decoder norms tokens before it adds positions, which the blocks of BART's kind do not",
+    "prophetnet": "it predicts several tokens at once",
+    "xlm-prophetnet": "it predicts several tokens at once",
+}
+SERVED = "BART, mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, Blenderbot and Whisper"
+
+
+def refuse_encoder_decoder(kind: Any, raw: Mapping[str, Any], asked: bool = False) -> None:
+    """ValueError for a config.json of an encoder-decoder model that no file here computes. `asked`: transformers' code
+    was asked for (model_impl)."""
+    reason = REASONS.get(str(kind))
+    if asked and raw.get("is_encoder_decoder") is True:
+        reason = "transformers' code runs decoders alone; leave model_impl out"
+    if reason is None and raw.get("is_encoder_decoder") is not True:
+        return
+    why = reason or "no file here computes it"
+    raise ValueError(
+        f"model type {kind!r} is an encoder-decoder model, and {why}; {SERVED} are served (docs/models.md)"
+    )
