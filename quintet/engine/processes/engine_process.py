@@ -72,7 +72,8 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     release_free_memory()
-    release_library_pages()
+    if prepared.capabilities.layout_key:  # weights need the host's memory, too
+        release_library_pages()
     try:
         core = Core(sockets, engine, prepared, serves, pulse, adapters)
         if orders.warm_grammars and warms_grammars(prepared.capabilities):
