@@ -106,8 +106,8 @@ WRAPPED = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-# wrappers whose images are served -> which models those are
-PICTURES = {
+# wrappers whose media are served -> which models those are
+WITH_MEDIA = {
     "gemma3": "Gemma 3 from 4B on",
     "idefics3": "Idefics 3; an image is cut into tiles, with tokens between their rows",
     "internvl": "InternVL 2.5, 3 and 3.5 as transformers stores them (`-hf`)",
@@ -119,6 +119,8 @@ PICTURES = {
     "qwen2_vl": "Qwen2-VL",
     "qwen3_vl": "Qwen3-VL, dense",
     "smolvlm": "SmolVLM, SmolVLM 2",
+    "qwen2_audio": "Qwen2-Audio; 30 s at most, what is longer is refused",
+    "voxtral": "Voxtral Mini and Small, as transformers stores them",
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
@@ -149,22 +151,22 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    after = AFTER_IMAGES.format(until=REFUSED["paligemma"])
-    shown = "\n".join(rows) + f"\n\n{gguf_table()}\n{published_table()}" + MIDDLE + _images()
+    after = AFTER_MEDIA.format(until=REFUSED["paligemma"])
+    shown = "\n".join(rows) + f"\n\n{gguf_table()}\n{published_table()}" + MIDDLE + _media()
     return HEAD + head + shown + after + "\n".join(left) + "\n" + END
 
 
-def _images() -> str:
-    """Rows of the table of wrappers whose images are served."""
+def _media() -> str:
+    """Rows of the table of wrappers whose media are served."""
     rows = []
     for kind, family in FAMILIES.items():
-        parts = [PICTURES[kind]]
+        parts = [WITH_MEDIA[kind]]
         parts += ["tokens have three rotary positions (M-RoPE)"] * family.rotary
         parts += [
             "tokens of an image see one another, and are computed in one step; on the CPU alone"
         ] * family.bidirectional
         parts += ["rows are added behind the first layers, too (deepstack)"] * family.deepstack
-        rows.append(f"| `{kind}` | {'; '.join(parts)} |\n")
+        rows.append(f"| `{kind}` | {', '.join(family.kinds)} | {'; '.join(parts)} |\n")
     return "".join(rows)
 
 
@@ -341,39 +343,39 @@ MIDDLE = """
 ## Text of multimodal models
 
 The text of a multimodal model runs as its text model: the type in its config's `text_config` chooses the family, and
-the tensors of other parts (`audio_tower`; `vision_tower` and projectors of wrappers that are not in the table below)
-are passed over, which a line at start says. Where no family here has the type, transformers' code may run it.
+the tensors of other parts (towers and projectors of wrappers that are not in the table of media below) are passed
+over, which a line at start says. Where no family here has the type, transformers' code may run it.
 `tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
 `mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`,
 `exaone4_5`, `hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`,
 `qwen3_vl`, `gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are
 attended to both ways.
 
-## Images of multimodal models
+## Media of multimodal models
 
-Of the wrappers in this table, images are served, too. The processor, the vision tower and the projector are
-transformers' own; the text model is the family's file here. `tests/e2e/media/test_pictures.py` compares greedy tokens
-in float32 with transformers' wrapper on the CPU, for small random checkpoints: no image, one, several, odd sizes, the
-same one twice; alone, batched, cut at any token, found in the prefix cache, preempted. No published checkpoint was run
-here, and no GPU: the towers compute by torch there, too, which is unverified.
+Of the wrappers in this table, images, videos or recordings are served, too. The processor, the towers and the
+projectors are transformers' own; the text model is the family's file here. `tests/e2e/media` compares greedy tokens in
+float32 with transformers' wrapper on the CPU, for small random checkpoints: no item, one, several, odd sizes, the same
+one twice, videos beside images; alone, batched, cut at any token, found in the prefix cache, preempted. No published
+checkpoint was run here, and no GPU: the towers compute by torch there, too, which is unverified.
 
-| `model_type` | its images |
-|---|---|
+| `model_type` | takes | what it is |
+|---|---|---|
 """
-AFTER_IMAGES = """
+AFTER_MEDIA = """
 - Others are refused by name, and their text runs. `paligemma`: {until}. Every other wrapper: it was not
-  tried with images. Audio and video of chat models are refused for all.
+  tried with media. Ultravox has no class in transformers, and does not load.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
   head, in a GGUF file, with `load_format` `sharded_state`, and `qwen3_vl` in pipeline stages.
-- Memory: rows of images stand on the device, `hidden_size` numbers of the model's type for each token of an image
+- Memory: rows of media stand on the device, `hidden_size` numbers of the model's type for each token of an item
   (`qwen3_vl`: several times as many), until their place is needed. `encoder_cache_rows` sets how many there is room
   for; by default `max_num_batched_tokens`, 8192, or twice `max_model_len` where that is less than 8192, whichever is
-  most. They, and the tower, are counted among the weights. An image with more tokens than rows is refused when its
-  request comes; requests whose images find no room wait.
-- `limit_mm_per_prompt={{"image": 0}}` loads no tower, and `language_model_only` does the same.
+  most. They, and the towers, are counted among the weights. An item with more tokens than rows is refused when its
+  request comes; requests whose media find no room wait.
+- `limit_mm_per_prompt` with 0 for each kind of a model loads no tower, and `language_model_only` does the same.
 - Without torchvision, images are processed by Pillow and NumPy (transformers' `backend="pil"`), whose pixels differ in
-  the last bits from torchvision's. Where it is installed, transformers chooses.
-- An image is processed alone, and found again by its content (`mm_processor_cache_gb`). LLaVA-OneVision's chats with
+  the last bits from torchvision's. Where it is installed, transformers chooses. Videos: [images.md](images.md#videos).
+- An item is processed alone, and found again by its content (`mm_processor_cache_gb`). LLaVA-OneVision's chats with
   several images are read as transformers' `apply_chat_template` has them: each as one tile.
 
 ## Left out

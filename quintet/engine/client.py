@@ -277,7 +277,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         config.kv_transfer_config.kv_role,
         max_embeds_rows(config, prepared.sizes.row_store),
         prepared.encoder,
-        whole_runs=prepared.pictures.whole_runs,
+        whole_runs=prepared.served_media.whole_runs,
     )
     if tokenizer is None:
         generation["detokenize"] = False

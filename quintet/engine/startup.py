@@ -31,7 +31,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
-from quintet.engine.media.factory import Checkpoint, pictures
+from quintet.engine.media.factory import Checkpoint, served_media
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -117,7 +117,7 @@ def _decide(
     place = resolve_config(config, folder)
     whole, backend = _read_model(config, place, chosen.capabilities, platform, reasons)
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
-    images = pictures(config, facts, platform, Checkpoint(place, whole, bool(backend)))
+    media = served_media(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
     family = encoders.checked_family(config, hf_config, model_class(hf_config, platform.models, bool(backend)))
@@ -127,7 +127,7 @@ def _decide(
         config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
     if files is not None:
-        reasons += describe_files(config, hf_config.model_type, weights, images.why)
+        reasons += describe_files(config, hf_config.model_type, weights, media.why)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
     config = config if pooling is None else resolve_pooling(config, pooling, backend, reasons)
@@ -136,8 +136,8 @@ def _decide(
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length, images.levels, images.whole_runs)
-    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=images.sizes)
+    rows = row_store_sizes(config, facts, platform.name, length, media.levels, media.whole_runs)
+    sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=media.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
@@ -160,7 +160,7 @@ def _decide(
     doubts = support_evidence(chosen).unproven_features(platform.name, features_of(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
-        doubts, profiler, images,
+        doubts, profiler, media,
     )  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def _engine_parts(
     costs = make_step_costs(drafting, ranking.lora_role(ranks))
     hooks = tuple(hook for hook in (tracer, kv_transfer, lora, balancer, journal, costs) if hook is not None)
     overlap = prepared.capabilities.overlap
-    rotary = prepared.pictures.rotary(prepared.memory_plan.max_model_len)
+    rotary = prepared.served_media.rotary(prepared.memory_plan.max_model_len)
     return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, rotary, config)
 
 

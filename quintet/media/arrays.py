@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from quintet.media.audio import SAMPLE_RATE
 from quintet.media.decoding.images import check_size, rgb_array
 from quintet.media.decoding.jobs import MAX_DECODED_BYTES, MAX_FRAMES, Refused
 from quintet.media.errors import MediaError
-from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia
+from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, VideoTimes
 from quintet.media.parts import MAX_UUID, MediaPart
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 _KEYS = {IMAGE: IMAGE, "images": IMAGE, VIDEO: VIDEO, "videos": VIDEO, AUDIO: AUDIO, "audios": AUDIO}
 _FORMS = {
     IMAGE: "a Pillow image or a uint8 array [H, W, 3]",
-    VIDEO: "a uint8 array [frames, H, W, 3] or a list of frames",
+    VIDEO: "a uint8 array [frames, H, W, 3] or a list of frames, alone or with its metadata, such as "
+    "(frames, {'fps': 2.0})",
     AUDIO: "a float array [samples], or (array, samples a second)",
 }
 _MAX_RATE = 768_000  # samples a second
+_MAX_FPS = 1000  # frames a second of a video
 
 
 def parts_of_data(data: Any, uuids: Any = None, salt: str = "") -> list[MediaPart]:
@@ -160,10 +163,9 @@ def _pixels(array: NDArray[Any], kind: str) -> NDArray[np.uint8]:
 
 
 def _video(item: Any) -> DecodedMedia:
-    rate = 0.0
+    metadata: Mapping[str, Any] = {}
     if _with_metadata(item):
         item, metadata = item
-        rate = float(metadata.get("fps") or 0.0)
     array = _as_array(item)
     frames = list(item if array is None and isinstance(item, (list, tuple)) else array if array is not None else [])
     if not 1 <= len(frames) <= MAX_FRAMES:
@@ -173,7 +175,35 @@ def _video(item: Any) -> DecodedMedia:
         raise MediaError("its frames have several sizes; give them one")
     if len(pictures) * pictures[0].nbytes > MAX_DECODED_BYTES:
         raise MediaError(f"it takes more than {MAX_DECODED_BYTES} bytes; give fewer or smaller frames")
-    return DecodedMedia(VIDEO, np.stack(pictures), rate)
+    times = _times(metadata, len(pictures))
+    return DecodedMedia(VIDEO, np.stack(pictures), times.sampled_rate, times=times)
+
+
+def _times(metadata: Mapping[str, Any], count: int) -> VideoTimes:
+    """Returns a video's times of the metadata that vLLM's callers give: fps of the file, total_num_frames and
+    frames_indices. Without these two, the frames are all of it; without the last, they are evenly spread."""
+    rate, total = metadata.get("fps") or 0.0, metadata.get("total_num_frames")
+    given = metadata.get("frames_indices")
+    if given is None:
+        given = np.linspace(0, total - 1, count, dtype=int) if type(total) is int and total > count else range(count)
+    frames = _as_list(given)
+    if total is None and frames and type(frames[-1]) is int:
+        total = frames[-1] + 1
+    numbers = [-1, *frames, total]
+    rising = all(type(each) is int for each in numbers) and all(a < b for a, b in itertools.pairwise(numbers))
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= _MAX_FPS:
+        raise MediaError(f"its metadata have fps={str(rate)[:40]}, and a number from 0 to {_MAX_FPS} is wanted")
+    if len(frames) != count or not rising:
+        raise MediaError(
+            f"its metadata have frames_indices {str(frames)[:80]} of total_num_frames {str(total)[:40]}, and a rising "
+            f"number below the total is wanted for each of {count} frames"
+        )
+    return VideoTimes(tuple(frames), total, float(rate))
+
+
+def _as_list(given: Any) -> list[Any]:
+    found = given.tolist() if hasattr(given, "tolist") else given
+    return found if isinstance(found, list) else list(found) if isinstance(found, (tuple, range)) else []
 
 
 def _audio(item: Any) -> DecodedMedia:

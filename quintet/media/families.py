@@ -1,43 +1,103 @@
-"""Multimodal models whose pictures are served: what their processors give, and what their text models need."""
+"""Multimodal models whose media are served: what their processors give, and what their text models need."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from quintet.media.kinds import AUDIO, IMAGE, VIDEO
+
+
+@dataclass(frozen=True)
+class KindFacts:
+    """Facts about one kind of a wrapper's media."""
+
+    fields: tuple[str, ...]  # of what the processor gives: the arguments of what encodes them
+    method: str = "get_image_features"  # of the wrapper; "": it has none, and models/transformers/tower.py does
+    token: str = "image_token_id"  # entry of config.json: the token in whose places rows stand
+    placeholder: str = "<image>"  # of an item, in a text that a chat template without parts is given
+    renamed: Mapping[str, str] = field(default_factory=dict)  # field -> argument, where the names differ
+    nested: bool = False  # the fields' first axis is of prompts, and the second of pictures or their tiles
+    joined: bool = False  # the first two axes, of videos and frames, are one for the encoder
+    even: bool = False  # the processor takes videos of one prompt with equal numbers of frames
+    cut: bool = False  # the processor would cut off what is longer than its window (chunk_length seconds)
+    processor: str = ""  # transformers' module and class, of a kind that it wants torchvision for
+    timing: tuple[str, ...] = ()  # fields that positions follow from, and that nothing encodes
 
 
 @dataclass(frozen=True)
 class MediaFamily:
-    """Facts about the pictures of a wrapper, by its model_type."""
+    """Facts about the media of a wrapper, by its model_type."""
 
-    fields: tuple[str, ...]  # of what the image processor gives: the arguments of get_image_features()
-    nested: bool = False  # the fields' first axis is of prompts, and the second of pictures or their tiles
+    kinds: Mapping[str, KindFacts]
     # the model reads a prompt's only picture in another way than one of several (more tiles), and takes the number of
     # them as batch_num_images
     counts_pictures: bool = False
     rotary: bool = False  # tokens have three rotary positions (M-RoPE), by get_rope_index()
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
     bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
-    placeholder: str = "<image>"  # of a picture, in a text that a chat template without parts is given
 
 
-_PIXELS = ("pixel_values",)
+def _images(*names: str, placeholder: str = "<image>", nested: bool = False) -> dict[str, KindFacts]:
+    """Facts of a wrapper's images."""
+    return {IMAGE: KindFacts(names, placeholder=placeholder, nested=nested)}
+
+
 _SIZED = ("pixel_values", "image_sizes")
 _MASKED = ("pixel_values", "pixel_attention_mask")
-_GRID = ("pixel_values", "image_grid_thw")
-_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN = "<|vision_start|><|{}_pad|><|vision_end|>"
+
+
+def _qwen(processor: str, *timing: str) -> dict[str, KindFacts]:
+    """Facts of Qwen's wrappers: images and videos are cut into patches, and have a grid of them."""
+    names, word = ("pixel_values_videos", "video_grid_thw"), _QWEN.format(VIDEO)
+    return {
+        **_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)),
+        VIDEO: KindFacts(names, "get_video_features", "video_token_id", word, processor=processor, timing=timing),
+    }
+
+
+_QWEN2_VIDEOS = "qwen2_vl.Qwen2VLVideoProcessor"
 
 FAMILIES = {
-    "llava": MediaFamily(_SIZED),  # image_sizes of Pixtral's processor alone
-    "llava_next": MediaFamily(_SIZED),
-    "llava_onevision": MediaFamily(_SIZED, counts_pictures=True),
-    "qwen2_vl": MediaFamily(_GRID, rotary=True, placeholder=_QWEN),
-    "qwen2_5_vl": MediaFamily(_GRID, rotary=True, placeholder=_QWEN),
-    "qwen3_vl": MediaFamily(_GRID, rotary=True, deepstack=True, placeholder=_QWEN),
-    "idefics3": MediaFamily(_MASKED, nested=True),
-    "smolvlm": MediaFamily(_MASKED, nested=True),
-    "gemma3": MediaFamily(_PIXELS, bidirectional=True, placeholder="<start_of_image>"),
-    "mistral3": MediaFamily(_SIZED, placeholder="[IMG]"),
-    "internvl": MediaFamily(_PIXELS, placeholder="<IMG_CONTEXT>"),
-}
-# wrappers that transformers has, whose pictures are refused -> why
+    "llava": MediaFamily(_images(*_SIZED)),  # image_sizes of Pixtral's processor alone
+    "llava_next": MediaFamily(_images(*_SIZED)),
+    "llava_onevision": MediaFamily(
+        {
+            **_images(*_SIZED),
+            VIDEO: KindFacts(
+                ("pixel_values_videos",), "get_video_features", "video_token_id", "<video>",
+                processor="llava_onevision.LlavaOnevisionVideoProcessor",
+            ),
+        },
+        counts_pictures=True,
+    ),
+    "qwen2_vl": MediaFamily(_qwen(_QWEN2_VIDEOS), rotary=True),
+    "qwen2_5_vl": MediaFamily(_qwen(_QWEN2_VIDEOS, "second_per_grid_ts"), rotary=True),
+    "qwen3_vl": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True, deepstack=True),
+    "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
+    "smolvlm": MediaFamily({
+        **_images(*_MASKED, nested=True),
+        VIDEO: KindFacts(_MASKED, placeholder="<video>", even=True, processor="smolvlm.SmolVLMVideoProcessor"),
+    }),
+    "gemma3": MediaFamily(_images("pixel_values", placeholder="<start_of_image>"), bidirectional=True),
+    "mistral3": MediaFamily(_images(*_SIZED, placeholder="[IMG]")),
+    "internvl": MediaFamily({
+        **_images("pixel_values", placeholder="<IMG_CONTEXT>"),
+        VIDEO: KindFacts(
+            ("pixel_values_videos",), placeholder="<video>", renamed={"pixel_values_videos": "pixel_values"},
+            joined=True, even=True, processor="internvl.InternVLVideoProcessor",
+        ),
+    }),
+    "qwen2_audio": MediaFamily({
+        AUDIO: KindFacts(
+            ("input_features", "attention_mask"), "", "audio_token_id", "<|audio_bos|><|AUDIO|><|audio_eos|>",
+            renamed={"attention_mask": "feature_attention_mask"}, cut=True,
+        ),
+    }),
+    "voxtral": MediaFamily({
+        AUDIO: KindFacts(("input_features",), "get_audio_features", "audio_token_id", "[BEGIN_AUDIO][AUDIO]"),
+    }),
+}  # fmt: skip
+# wrappers that transformers has, whose media are refused -> why
 REFUSED = {
     "paligemma": "its text model lets all tokens of a prompt see one another, which is not computed here",
 }
@@ -49,12 +109,12 @@ class MediaModel:
 
     model_type: str
     folder: str  # of the processor's files
-    placeholder_id: int  # the token in whose places the rows of pictures stand
+    tokens: dict[str, int]  # kinds that it takes -> the token in whose places rows of an item stand
     limits: dict[str, int] = field(default_factory=dict)  # most of each kind in a prompt; a kind that is left out: any
-    max_rows: int = 0  # of one picture: encoder_cache_rows
+    max_rows: int = 0  # of one item: encoder_cache_rows
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound
     max_run: int = 0  # of tokens of one picture side by side, where they see one another; 0: no bound
-    cache_bytes: int = 0  # of what processed pictures may take, in each process
+    cache_bytes: int = 0  # of what processed media may take, in each process
 
     @property
     def family(self) -> MediaFamily:
@@ -62,8 +122,8 @@ class MediaModel:
         return FAMILIES[self.model_type]
 
 
-def why_no_pictures(model_type: str) -> str:
-    """Returns why pictures of this wrapper are not served; "" if they are."""
+def why_no_media(model_type: str) -> str:
+    """Returns why media of this wrapper are not served; "" if some kinds are."""
     if model_type in FAMILIES:
         return ""
-    return REFUSED.get(model_type, "it was not tried with pictures")
+    return REFUSED.get(model_type, "it was not tried with media")

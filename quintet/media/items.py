@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class VideoTimes:
+    """Times of a video's frames, by their numbers in its file. Encodes with msgspec."""
+
+    frames: tuple[int, ...]  # numbers of those that were taken, rising
+    total: int  # frames of the file
+    rate: float  # frames a second of the file; 0: unknown
+
+    @property
+    def sampled_rate(self) -> float:
+        """Frames that were taken of each second."""
+        return self.rate * len(self.frames) / self.total
+
+
+@dataclass(frozen=True)
 class DecodedMedia:
     """One picture, video or recording that a caller gave, decoded."""
 
@@ -24,6 +38,7 @@ class DecodedMedia:
     data: NDArray[Any]  # IMAGE uint8 [H, W, 3]; VIDEO uint8 [frames, H, W, 3]; AUDIO float32 [samples], mono
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of `data`
     uuid: str = ""  # the caller's name for it, which stands for its content; "": the content speaks
+    times: VideoTimes | None = None  # VIDEO: None: `data` is all of it, at `rate`
 
 
 @dataclass(frozen=True)

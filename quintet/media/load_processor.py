@@ -1,4 +1,7 @@
-"""Loads a model's processor from its folder. Without torchvision, images are processed by Pillow and NumPy."""
+"""Loads a model's processor from its folder.
+
+Without torchvision, images are processed by Pillow and NumPy, and videos by transformers' code on torch's functions.
+"""
 
 import importlib.util
 import json
@@ -8,15 +11,19 @@ from typing import Any
 
 from quintet.common.distribution import install_hint
 from quintet.media.families import MediaModel
+from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 from quintet.media.processing import LONGEST, HFMediaProcessor
+from quintet.media.processors.parts import ATTRIBUTES
+from quintet.media.processors.videos import load_video_processor
+from quintet.media.processors.voxtral import load_voxtral
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
-VIDEO = "video_processor"
+PARTS = {"tokenizer", "image_processor", "video_processor", "feature_extractor"}  # that are loaded here
 
 
 def load_processor(model: MediaModel) -> HFMediaProcessor:
     """Returns the processor of a model. Imports transformers, which takes seconds. ValueError says what is missing."""
-    if importlib.util.find_spec("PIL") is None:
+    if importlib.util.find_spec("PIL") is None and set(model.tokens) - {AUDIO}:
         raise ValueError(f"images need the package pillow, which is not installed: {install_hint('image')}")
     try:
         return HFMediaProcessor(model, _processor(model))
@@ -24,18 +31,21 @@ def load_processor(model: MediaModel) -> HFMediaProcessor:
         raise
     except Exception as error:  # whatever transformers raises, in any version of it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        none = json.dumps(dict.fromkeys(model.tokens, 0))
         raise ValueError(
-            f"{model.folder}: the processor of images cannot be loaded ({reason}); install what it names or fetch the "
-            'model again, or start with limit_mm_per_prompt={"image": 0} for text alone'
+            f"{model.folder}: the processor of media cannot be loaded ({reason}); install what it names or fetch the "
+            f"model again, or start with limit_mm_per_prompt={none} for text alone"
         ) from error
 
 
 def _processor(model: MediaModel) -> Any:
+    if model.model_type == "voxtral":
+        return load_voxtral(model.folder)
     if importlib.util.find_spec("torchvision") is not None:
         from transformers import AutoProcessor
 
         return AutoProcessor.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
-    return _without_torchvision(_class_of(model), model.folder)
+    return _without_torchvision(_class_of(model), model)
 
 
 def _class_of(model: MediaModel) -> Any:
@@ -80,26 +90,34 @@ def _entries(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _without_torchvision(processor: Any, folder: str) -> Any:
-    """Makes a processor of parts that need no torchvision: videos do, and are not processed."""
-    from transformers import AutoImageProcessor, AutoTokenizer
+def _without_torchvision(processor: Any, model: MediaModel) -> Any:
+    """Makes a processor of parts that need no torchvision. Parts of kinds that are not served may be missing."""
 
-    class WithoutVideo(processor):
-        """The same, whose part for videos is missing."""
+    class WithParts(processor):
+        """The same, for parts that were loaded without torchvision."""
 
         def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
-            return type(part) if name == VIDEO else super().check_argument_for_proper_class(name, part)
+            unusual = part is None or name == ATTRIBUTES[VIDEO]
+            return type(part) if unusual else super().check_argument_for_proper_class(name, part)
 
     names = processor.get_attributes()
-    if extra := set(names) - {"tokenizer", "image_processor", VIDEO}:
+    if extra := set(names) - PARTS:
         raise ValueError(f"{processor.__name__} has parts that are not loaded here: {', '.join(sorted(extra))}")
-    WithoutVideo.__name__ = processor.__name__
-    loaded = {
-        "tokenizer": AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
-        "image_processor": AutoImageProcessor.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, backend="pil"
-        ),
-        VIDEO: None,
-    }
-    settings, _ = processor.get_processor_dict(folder, local_files_only=True)
-    return WithoutVideo.from_args_and_dict([loaded[name] for name in names], settings)
+    WithParts.__name__ = processor.__name__
+    settings, _ = processor.get_processor_dict(model.folder, local_files_only=True)
+    return WithParts.from_args_and_dict([_part(name, model) for name in names], settings)
+
+
+def _part(name: str, model: MediaModel) -> Any:
+    """Returns a part of a processor; None for one of a kind that is not served."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+
+    wanted = {ATTRIBUTES[kind] for kind in model.tokens} | {"tokenizer", ATTRIBUTES[IMAGE]}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if name not in wanted:
+        return None
+    if name == ATTRIBUTES[VIDEO]:
+        return load_video_processor(model)
+    if name == ATTRIBUTES[IMAGE]:
+        return AutoImageProcessor.from_pretrained(model.folder, backend="pil", **options)
+    return (AutoTokenizer if name == "tokenizer" else AutoFeatureExtractor).from_pretrained(model.folder, **options)

@@ -1,72 +1,26 @@
 """A model's processor, which is transformers' own: text and media become token ids, and arguments of the encoder.
 
-The processor alone decides how many tokens a picture takes and which ones they are. Each picture is processed by
-itself: its arrays do not depend on what else is in a prompt, so they are cached, and found again in the next one.
+The processor alone decides how many tokens an item takes and which ones they are. Each item is processed by itself:
+its arrays do not depend on what else is in a prompt, so they are cached, and found again in the next one.
 """
 
 import contextlib
-import hashlib
-import json
-from collections import OrderedDict
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quintet.media.families import MediaModel
-from quintet.media.items import IMAGE, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
+from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
+from quintet.media.processors.given import blank, call_options, processor_input
+from quintet.media.processors.made import MediaCache, ProcessedMedia, fields_digest, raw_digest
+from quintet.media.processors.parts import ARGUMENTS, ATTRIBUTES, COUNT, RecordedPart, as_array, is_array
 
-DIGEST_BYTES = 16
 LONGEST = 300  # characters of a processor's error
-COUNT = "batch_num_images"  # of MediaFamily.counts_pictures
-
-
-@dataclass(frozen=True)
-class ProcessedImage:
-    """A picture as the processor makes it, whatever prompt it is in."""
-
-    digest: bytes
-    fields: dict[str, WireArray]  # all that the image processor gives
-    token_ids: tuple[int, ...]  # in the place of the text's placeholder
-    count: int  # those of them in whose places rows stand
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory, of the arrays."""
-        return sum(len(each.data) for each in self.fields.values())
-
-
-class ImageCache:
-    """Processed pictures by the digest of their content, up to so many bytes; those that were used last stay."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self.nbytes, self._lock = most, 0, Lock()
-        self._held: OrderedDict[bytes, ProcessedImage] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Pictures that are held."""
-        return len(self._held)
-
-    def find(self, key: bytes) -> ProcessedImage | None:
-        """Returns what is held under the key."""
-        with self._lock:
-            found = self._held.get(key)
-            if found is not None:
-                self._held.move_to_end(key)
-            return found
-
-    def put(self, key: bytes, image: ProcessedImage) -> None:
-        """Holds a picture, unless it is larger than the cache."""
-        with self._lock:
-            if key in self._held or image.nbytes > self._most:
-                return
-            self._held[key] = image
-            self.nbytes += image.nbytes
-            while self.nbytes > self._most:
-                self.nbytes -= self._held.popitem(last=False)[1].nbytes
+ONE = {IMAGE: "an image", VIDEO: "a video", AUDIO: "a recording"}
+MANY = {IMAGE: "images", VIDEO: "videos", AUDIO: "recordings"}
 
 
 class HFMediaProcessor:
@@ -75,43 +29,62 @@ class HFMediaProcessor:
     def __init__(self, model: MediaModel, processor: Any) -> None:
         """`processor`: of load_processor(); it becomes part of this object."""
         self.model, self._processor, self._lock = model, processor, Lock()
-        self._images = _OneByOne(processor.image_processor, int(model.family.nested))
-        processor.image_processor = self._images
-        self.cache = ImageCache(model.cache_bytes)
-        self._text_token = _text_token(processor)
-        self._text_id = int(processor.tokenizer.convert_tokens_to_ids(self._text_token))
+        self._parts: dict[str, RecordedPart] = {}
+        self._text_tokens: dict[str, str] = {}  # kind -> what stands for an item in a text
+        joins = next((kind for kind in model.tokens if model.family.kinds[kind].joined), "")  # with tensors of others
+        for kind in model.tokens:
+            facts, name = model.family.kinds[kind], ATTRIBUTES[kind]
+            self._parts[kind] = RecordedPart(
+                getattr(processor, name), int(facts.nested), tensors=VIDEO in (kind, joins)
+            )
+            setattr(processor, name, self._parts[kind])
+            self._text_tokens[kind] = _text_token(processor, kind)
+        self._text_ids = {_token_id(processor, token): kind for kind, token in self._text_tokens.items()}
+        self.cache = MediaCache(model.cache_bytes)
 
     def process(
         self, prompt: str | Sequence[int], media: Sequence[DecodedMedia], options: Mapping[str, Any]
     ) -> ProcessedPrompt:
         """See MediaProcessor."""
         self._check(media)
-        several = self.model.family.counts_pictures and len(media) > 1
+        several = self.model.family.counts_pictures and sum(each.kind == IMAGE for each in media) > 1
         with self._lock:
-            images = [self._image(each, options, several) for each in media]
-            ids = self._expanded(prompt, images, options) if isinstance(prompt, str) else self._inserted(prompt, images)
-        spans = self._spans(ids, images)
-        items = [self._item(image, each) for image, each in zip(images, spans, strict=True)]
+            made = [self._made(each, options, several) for each in media]
+            if isinstance(prompt, str):
+                made = self._in_order(self._placeholders(prompt), made)
+                ids = self._expanded(prompt, made, options)
+            else:
+                ids, made = self._inserted(list(prompt), made)
+        spans = self._spans(ids, made)
+        items = [
+            MediaItem(each.kind, each.digest, self._arguments(each), mine)
+            for each, mine in zip(made, spans, strict=True)
+        ]
         self._check_rows(items)
-        return ProcessedPrompt(ids, items)
+        return ProcessedPrompt(ids, sorted(items, key=lambda item: item.spans[0]))
 
     def _check(self, media: Sequence[DecodedMedia]) -> None:
-        for each in media:
-            if each.kind != IMAGE:
-                raise ValueError(f"{each.kind} is not served for models of type {self.model.model_type}; give images")
-        most = self.model.limits.get(IMAGE)
-        if most is not None and len(media) > most:
-            raise ValueError(
-                f"the prompt has {len(media)} images, and limit_mm_per_prompt allows {most}; give fewer, or raise it"
-            )
+        for kind in dict.fromkeys(each.kind for each in media):
+            if kind not in self._parts:
+                raise ValueError(
+                    f"{kind} is not served for models of type {self.model.model_type}; give "
+                    f"{' or '.join(MANY[each] for each in self._parts)}"
+                )
+            count, most = sum(each.kind == kind for each in media), self.model.limits.get(kind)
+            if most is not None and count > most:
+                raise ValueError(
+                    f"the prompt has {count} {MANY[kind]}, and limit_mm_per_prompt allows {most}; give fewer, or "
+                    "raise it"
+                )
 
     def _check_rows(self, items: Sequence[MediaItem]) -> None:
         most, together = self.model.max_rows, self.model.max_prompt_rows
-        largest, whole = max(each.count for each in items), sum(each.count for each in items)
-        if largest > most > 0:
+        largest, whole = max(items, key=lambda item: item.count), sum(each.count for each in items)
+        if largest.count > most > 0:
             raise ValueError(
-                f"an image takes {largest} tokens, and the device has room for {most} (encoder_cache_rows); give a "
-                f"smaller one, or start with encoder_cache_rows={largest} or more"
+                f"{ONE[largest.kind]} takes {largest.count} tokens, and the device has room for {most} "
+                "(encoder_cache_rows); give a smaller one, or start with "
+                f"encoder_cache_rows={largest.count} or more"
             )
         run = max(stop - first for each in items for first, stop in each.spans)
         if run > self.model.max_run > 0:
@@ -121,160 +94,155 @@ class HFMediaProcessor:
             )
         if whole > together > 0:
             raise ValueError(
-                f"the prompt's images take {whole} tokens, and the device has room for {together} "
+                f"the prompt's media take {whole} tokens, and the device has room for {together} "
                 "(encoder_cache_rows), where a step computes the whole prompt; raise encoder_cache_rows, or leave "
                 "enable_chunked_prefill on"
             )
 
-    def _image(self, media: DecodedMedia, options: Mapping[str, Any], several: bool) -> ProcessedImage:
-        """Processes a picture by itself, or finds it."""
-        key = _raw_digest(media, options, several)
+    def _made(self, media: DecodedMedia, options: Mapping[str, Any], several: bool) -> ProcessedMedia:
+        """Processes an item by itself, or finds it."""
+        kind, facts = media.kind, self.model.family.kinds[media.kind]
+        several = several and kind == IMAGE
+        key = raw_digest(media, options, several)
         if (known := self.cache.find(key)) is not None:
             return known
-        given = [_picture(media.data)] * (1 + several)  # of two equal ones, the first is read as one of several
+        part = self._parts[kind]
+        given = processor_input(media, part, facts)
+        count = 1 + several  # of two equal ones, the first is read as one of several
         with _one_line_errors():
-            ids = self._call(self._text_token * len(given), given, {**options, "add_special_tokens": False})
-            fields = {name: WireArray.of(_array(value)) for name, value in self._images.last.items()}
-        ids = ids[: len(ids) // len(given)]
-        count = ids.count(self.model.placeholder_id)
-        if not count:
+            out = self._call(
+                self._text_tokens[kind] * count, {kind: [given] * count},
+                {**call_options(media, part, options), "add_special_tokens": False},
+            )  # fmt: skip
+            arrays = {name: WireArray.of(as_array(each)) for name, each in part.last.items() if is_array(each)}
+            timing = {name: WireArray.of(as_array(out[name])) for name in facts.timing if name in out}
+        ids = _ids(out)[: len(_ids(out)) // count]
+        rows = ids.count(self.model.tokens[kind])
+        if not rows:
             raise ValueError(
-                f"the processor gives an image no token {self.model.placeholder_id} (image_token_id of config.json), "
-                "which its rows would stand for; processor and model do not belong together"
+                f"the processor gives {ONE[kind]} no token {self.model.tokens[kind]} ({facts.token} of config.json), "
+                "which its rows would stand for: it is too small, or processor and model do not belong together"
             )
-        digest = key if media.uuid else _digest(media.kind, self._arguments(fields))
-        image = ProcessedImage(digest, fields, tuple(ids), count)
-        self.cache.put(key, image)
-        return image
+        others = {name: each for name, each in part.last.items() if name not in arrays}
+        made = ProcessedMedia(kind, key, arrays, tuple(ids), rows, others, timing)
+        if not media.uuid:
+            made = replace(made, digest=fields_digest(kind, self._arguments(made)))
+        self.cache.put(key, made)
+        return made
 
-    def _call(self, text: str, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[int]:
-        """Returns the token ids of text and pictures."""
-        images = [list(pictures)] if self.model.family.counts_pictures else list(pictures)  # of one prompt
-        out = self._processor(text=text, images=images, **{"return_tensors": None, **options})
-        found = out["input_ids"]
-        row = found[0] if len(found) and not isinstance(found[0], int) else found
-        return [int(each) for each in row]
+    def _call(self, text: str, media: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> Any:
+        """Returns what the processor makes of a text and its media."""
+        given: dict[str, Any] = {ARGUMENTS[kind]: list(each) for kind, each in media.items()}
+        if self.model.family.counts_pictures and IMAGE in media:
+            given[ARGUMENTS[IMAGE]] = [given[ARGUMENTS[IMAGE]]]  # of one prompt
+        return self._processor(text=text, **given, **{"return_tensors": None, **options})
 
-    def _expanded(self, text: str, images: Sequence[ProcessedImage], options: Mapping[str, Any]) -> list[int]:
-        """Returns the tokens of a text with a placeholder for each picture."""
-        self._check_count(text.count(self._text_token), len(images))
+    def _placeholders(self, text: str) -> list[str]:
+        """Returns the kinds of a text's placeholders, in order."""
+        words = {token: kind for kind, token in self._text_tokens.items()}
+        pattern = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True))
+        return [words[each] for each in re.findall(pattern, text)]
+
+    def _in_order(self, kinds: Sequence[str], made: Sequence[ProcessedMedia]) -> list[ProcessedMedia]:
+        """Returns the media in the order of their placeholders, which are of these kinds."""
+        for kind, token in self._text_tokens.items():
+            there, wanted = kinds.count(kind), sum(each.kind == kind for each in made)
+            if there != wanted:
+                raise ValueError(
+                    f"the prompt has {there} placeholders {token!r} for {wanted} {MANY[kind]}; it takes one for each, "
+                    "in their order"
+                )
+        left = {kind: iter([each for each in made if each.kind == kind]) for kind in self._text_tokens}
+        return [next(left[kind]) for kind in kinds]
+
+    def _expanded(self, text: str, made: Sequence[ProcessedMedia], options: Mapping[str, Any]) -> list[int]:
+        """Returns the tokens of a text with a placeholder for each item."""
+        self._check_frames(made)
         begins = getattr(self._processor.tokenizer, "bos_token", None)
         adds = not (begins and text.startswith(begins))  # a rendered chat brings its special tokens itself
-        replayed = [{name: each.array() for name, each in image.fields.items()} for image in images]
-        with self._images.replaying(replayed), _one_line_errors():
-            blank = _picture(np.zeros((8, 8, 3), np.uint8))  # the arrays of the pictures are there already
-            return self._call(text, [blank] * len(images), {"add_special_tokens": adds, **options})
+        mine = {kind: [each for each in made if each.kind == kind] for kind in self._parts}
+        blanks = {
+            kind: [blank(kind)] * len(each) for kind, each in mine.items() if each
+        }  # the arrays are there already
+        with contextlib.ExitStack() as stack:
+            for kind, each in mine.items():
+                stack.enter_context(self._parts[kind].replaying(each))
+            stack.enter_context(_one_line_errors())
+            return _ids(self._call(text, blanks, {"add_special_tokens": adds, **options}))
 
-    def _inserted(self, ids: Sequence[int], images: Sequence[ProcessedImage]) -> list[int]:
-        """Returns the tokens of a prompt of token ids, which has a placeholder for each picture, or all of its
-        tokens."""
-        rows = sum(image.count for image in images)
-        if rows != len(images) and list(ids).count(self.model.placeholder_id) == rows:
-            return list(ids)
-        self._check_count(list(ids).count(self._text_id), len(images))
+    def _check_frames(self, made: Sequence[ProcessedMedia]) -> None:
+        """Raises ValueError for videos that differ in their frames, where the processor takes them as one array."""
+        facts = self.model.family.kinds.get(VIDEO)
+        if facts is None or not facts.even:
+            return
+        counts = {each.fields[facts.fields[0]].shape[1] for each in made if each.kind == VIDEO}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the prompt's videos have {' and '.join(map(str, sorted(counts)))} frames, and this model's processor "
+                'takes equal numbers; set media_io_kwargs, such as {"video": {"num_frames": 8}}'
+            )
+
+    def _inserted(self, ids: list[int], made: Sequence[ProcessedMedia]) -> tuple[list[int], Sequence[ProcessedMedia]]:
+        """Returns the tokens of a prompt of token ids, which has a placeholder for each item, or all of its tokens; and
+        the media in their order, where kinds share a token."""
+        rows: dict[int, int] = {}
+        for each in made:
+            token = self.model.tokens[each.kind]
+            rows[token] = rows.get(token, 0) + each.count
+        if sum(rows.values()) != len(made) and all(ids.count(token) == count for token, count in rows.items()):
+            return ids, made
+        ordered = self._in_order([self._text_ids[each] for each in ids if each in self._text_ids], made)
         found: list[int] = []
-        left = iter(images)
+        left = iter(ordered)
         for each in ids:
-            found += next(left).token_ids if each == self._text_id else (each,)
-        return found
+            found += next(left).token_ids if each in self._text_ids else (each,)
+        return found, ordered
 
-    def _check_count(self, there: int, wanted: int) -> None:
-        if there != wanted:
-            raise ValueError(
-                f"the prompt has {there} placeholders {self._text_token!r} for {wanted} images; it takes one for each, "
-                "in their order"
-            )
+    def _spans(self, ids: Sequence[int], made: Sequence[ProcessedMedia]) -> list[tuple[tuple[int, int], ...]]:
+        """Returns the runs of tokens of each item."""
+        places: dict[int, list[int]] = {token: [] for token in self.model.tokens.values()}
+        for at, each in enumerate(ids):
+            if each in places:
+                places[each].append(at)
+        for token, mine in places.items():
+            rows = sum(each.count for each in made if self.model.tokens[each.kind] == token)
+            if len(mine) != rows:
+                raise ValueError(
+                    f"the prompt has {len(mine)} tokens {token} for rows of media, and they have {rows}: its text "
+                    "holds such a token by itself; take it out"
+                )
+        left = {token: iter(mine) for token, mine in places.items()}
+        return [_runs(list(itertools.islice(left[self.model.tokens[each.kind]], each.count))) for each in made]
 
-    def _spans(self, ids: Sequence[int], images: Sequence[ProcessedImage]) -> list[tuple[tuple[int, int], ...]]:
-        """Returns the runs of tokens of each picture."""
-        places = [at for at, each in enumerate(ids) if each == self.model.placeholder_id]
-        if len(places) != (rows := sum(image.count for image in images)):
-            raise ValueError(
-                f"the prompt has {len(places)} tokens for rows of images, and they have {rows}: its text holds such a "
-                "token by itself; take it out"
-            )
-        found, first = [], 0
-        for image in images:
-            found.append(_runs(places[first : first + image.count]))
-            first += image.count
-        return found
-
-    def _item(self, image: ProcessedImage, spans: tuple[tuple[int, int], ...]) -> MediaItem:
-        return MediaItem(IMAGE, image.digest, self._arguments(image.fields), spans)
-
-    def _arguments(self, fields: Mapping[str, WireArray]) -> dict[str, WireArray]:
-        """Those of the fields that the encoder takes."""
-        family = self.model.family
-        names = (*family.fields, COUNT) if family.counts_pictures else family.fields
-        return {name: fields[name] for name in names if name in fields}
+    def _arguments(self, made: ProcessedMedia) -> dict[str, WireArray]:
+        """Those of the fields that the encoder takes, by the names of its arguments, and those of positions."""
+        facts = self.model.family.kinds[made.kind]
+        names = (*facts.fields, COUNT) if self.model.family.counts_pictures else facts.fields
+        found = {facts.renamed.get(name, name): made.fields[name] for name in names if name in made.fields}
+        if facts.joined:
+            found = {name: WireArray.of(each.array().reshape(-1, *each.shape[2:])) for name, each in found.items()}
+        return found | made.timing
 
 
-class _OneByOne:
-    """An image processor whose arrays are kept, and may be given again in the place of a call."""
-
-    def __init__(self, processor: Any, axis: int) -> None:
-        """`axis`: of the arrays, along which pictures stand."""
-        self._processor, self._axis = processor, axis
-        self._replayed: list[dict[str, NDArray[Any]]] = []
-        self.last: dict[str, Any] = {}  # what the last call gave
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._processor, name)
-
-    def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
-        if self._replayed:
-            return _joined(self._replayed, self._axis)
-        out = self._processor(images, *args, **{**options, "return_tensors": "np"})
-        self.last = dict(out)
-        return out
-
-    @contextlib.contextmanager
-    def replaying(self, fields: list[dict[str, NDArray[Any]]]) -> Iterator[None]:
-        """Within, a call gives these arrays, picture after picture."""
-        self._replayed = fields
-        try:
-            yield
-        finally:
-            self._replayed = []
-
-
-def _joined(fields: Sequence[Mapping[str, NDArray[Any]]], axis: int) -> dict[str, Any]:
-    """Returns the arrays of several pictures as one call would: where sizes differ, as lists."""
-    found: dict[str, Any] = {}
-    several = len(fields) > 1
-    for name in fields[0]:
-        arrays = [each[name][:1] if several and COUNT in each else each[name] for each in fields]
-        alike = len({(each.ndim, each.shape[:axis], each.shape[axis + 1 :]) for each in arrays}) == 1
-        if alike and arrays[0].ndim > axis:
-            found[name] = np.concatenate(arrays, axis)
-        elif axis:
-            found[name] = [[part for each in arrays for part in each[0]]]
-        else:
-            found[name] = [part for each in arrays for part in each]
-    return {**found, COUNT: np.array([len(fields)])} if COUNT in found else found
-
-
-def _text_token(processor: Any) -> str:
-    """Returns what stands for a picture in a text."""
-    token = getattr(processor, "image_token", None)
+def _text_token(processor: Any, kind: str) -> str:
+    """Returns what stands for an item in a text."""
+    token = getattr(processor, f"{kind}_token", None)
     if token is None:
-        raise ValueError(f"{type(processor).__name__} names no placeholder of images (image_token)")
+        raise ValueError(f"{type(processor).__name__} names no placeholder of {MANY[kind]} ({kind}_token)")
     return str(getattr(token, "content", token))
 
 
-def _picture(data: NDArray[Any]) -> Any:
-    """uint8 [H, W, 3] -> Pillow's object, which says by itself where its channels are."""
-    from PIL import Image
+def _token_id(processor: Any, token: str) -> int:
+    """Returns a placeholder as a token; -1 if it is several, so that prompts of token ids have none."""
+    found = processor.tokenizer.convert_tokens_to_ids(token)
+    return -1 if found is None or found == processor.tokenizer.unk_token_id else int(found)
 
-    return Image.fromarray(np.ascontiguousarray(data))
 
-
-def _array(value: Any) -> NDArray[Any]:
-    """Returns a field as an array, floats as float32."""
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise ValueError("an image processor's arrays differ in size for one image")
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+def _ids(out: Any) -> list[int]:
+    """Returns the token ids of the one prompt that a processor was given."""
+    found = out["input_ids"]
+    row = found[0] if len(found) and not isinstance(found[0], int) else found
+    return [int(each) for each in row]
 
 
 def _runs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -282,27 +250,6 @@ def _runs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
     cuts = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
     bounds = zip([0, *cuts], [*cuts, len(places)], strict=True)
     return tuple((places[first], places[stop - 1] + 1) for first, stop in bounds)
-
-
-def _digest(kind: str, fields: Mapping[str, WireArray]) -> bytes:
-    """Returns the digest of what the encoder is given."""
-    found = hashlib.blake2b(kind.encode(), digest_size=DIGEST_BYTES, person=b"quintet-media")
-    for name, each in sorted(fields.items()):
-        found.update(f"/{name}/{each.dtype}/{each.shape}/".encode())
-        found.update(each.data)
-    return found.digest()
-
-
-def _raw_digest(media: DecodedMedia, options: Mapping[str, Any], several: bool) -> bytes:
-    """Returns the digest of a picture as it was given, and of how it is processed."""
-    settings = json.dumps([options, several], sort_keys=True, default=str).encode()
-    found = hashlib.blake2b(settings, digest_size=DIGEST_BYTES, person=b"quintet-raw")
-    if media.uuid:
-        found.update(f"/{media.kind}/uuid/{media.uuid}".encode())
-    else:
-        found.update(f"/{media.kind}/{media.data.dtype}/{media.data.shape}/".encode())
-        found.update(np.ascontiguousarray(media.data).data)
-    return found.digest()
 
 
 @contextlib.contextmanager
@@ -314,4 +261,4 @@ def _one_line_errors() -> Iterator[None]:
         raise
     except Exception as error:  # whatever a processor raises, in any version of it
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
-        raise ValueError(f"the model's processor refuses the prompt or an image ({reason})") from error
+        raise ValueError(f"the model's processor refuses the prompt or a medium ({reason})") from error

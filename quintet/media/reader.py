@@ -126,8 +126,8 @@ class MediaReader:
         job = _with_bytes(options[part.kind], left)
         if len(contents) > 1 or (part.kind == VIDEO and part.url[:11].lower() == "data:video/" and _is_jpeg(contents)):
             return DecodedMedia(VIDEO, self._frames(contents, _with_bytes(options[IMAGE], left)))
-        pixels, rate = self._decoder.decode(contents[0], job)
-        return DecodedMedia(part.kind, pixels, rate)
+        pixels, times = self._decoder.decode(contents[0], job)
+        return DecodedMedia(part.kind, pixels, 0.0 if times is None else times.sampled_rate, times=times)
 
     def _frames(self, contents: Sequence[bytes], job: DecodeJob) -> NDArray[np.uint8]:
         """Returns the frames of a video that was sent as images."""

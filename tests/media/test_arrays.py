@@ -9,6 +9,7 @@ from PIL import Image
 
 from quintet.media.arrays import parts_of_data
 from quintet.media.errors import MediaError
+from quintet.media.items import VideoTimes
 
 PIXELS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
 FRAMES = np.stack([PIXELS, PIXELS + 100])
@@ -49,6 +50,23 @@ def test_videos_are_arrays_or_lists_of_frames() -> None:
         assert part.media is not None and np.array_equal(part.media.data, FRAMES)
         assert part.media.rate == (4.0 if isinstance(video, tuple) else 0.0)
     assert arrays({"video": [FRAMES, FRAMES[:1]]}) == [("video", (2, 2, 4, 3)), ("video", (1, 2, 4, 3))]
+
+
+def test_a_videos_times_are_those_of_its_metadata() -> None:
+    def times(**metadata: Any) -> VideoTimes | None:
+        [part] = parts_of_data({"video": (FRAMES, metadata)})
+        return part.media.times if part.media else None
+
+    assert times(fps=4) == VideoTimes((0, 1), 2, 4.0)
+    assert times(fps=4, total_num_frames=9) == VideoTimes((0, 8), 9, 4.0)
+    assert times(fps=4, frames_indices=np.array([3, 7])) == VideoTimes((3, 7), 8, 4.0)
+    assert times(fps=4, frames_indices=[3, 7], total_num_frames=50) == VideoTimes((3, 7), 50, 4.0)
+    for wrong in (
+        {"fps": -1}, {"fps": "fast"}, {"fps": float("nan")}, {"frames_indices": [1]}, {"frames_indices": [3, 3]},
+        {"frames_indices": [3, 7], "total_num_frames": 7}, {"total_num_frames": 1}, {"frames_indices": "ab"},
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match="its metadata have"):
+            times(**wrong)
 
 
 def test_recordings_have_their_rate() -> None:

@@ -6,28 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
+from quintet.media.families import FAMILIES, why_no_media
 from quintet.media.items import IMAGE, VIDEO, DecodedMedia, MediaItem
 from quintet.media.load_processor import load_processor
-from quintet.media.processing import HFMediaProcessor, ImageCache, ProcessedImage
+from quintet.media.processing import HFMediaProcessor
+from quintet.media.processors.made import MediaCache, ProcessedMedia
 from quintet.media.spans import identity, overlaps
-from tests.helpers.media.wrappers import WRAPPERS, picture, save_processor
+from tests.helpers.media.wrappers import SEEING, WRAPPERS, media_model, picture, save_processor
 
 pytest.importorskip("PIL")
 
 
 def processor(folder: Path, kind: str = "llava", **entries: Any) -> HFMediaProcessor:
     save_processor(kind, folder)
-    return load_processor(
-        MediaModel(WRAPPERS[kind].model_type or kind, str(folder), 258, **{"cache_bytes": 2**24, **entries})
-    )
+    return load_processor(media_model(kind, folder, **{"cache_bytes": 2**24, **entries}))
 
 
 def image(height: int = 40, width: int = 56, seed: int = 0, uuid: str = "") -> DecodedMedia:
     return DecodedMedia(IMAGE, picture(height, width, seed), uuid=uuid)
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("kind", SEEING)
 def test_a_picture_is_processed_alike_alone_and_beside_others(kind: str, tmp_path: Path) -> None:
     made, wrapper = processor(tmp_path, kind), WRAPPERS[kind]
     token = wrapper.around.format(wrapper.specials[0])
@@ -82,7 +81,7 @@ def test_placeholders_and_pictures_must_agree(text: str, count: int, why: str, t
 def test_bounds_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="image takes 16 tokens, and the device has room for 15 .encoder_cache_rows"):
         processor(tmp_path, max_rows=15).process("<image>", [image()], {})
-    with pytest.raises(ValueError, match="images take 32 tokens, and the device has room for 31"):
+    with pytest.raises(ValueError, match="media take 32 tokens, and the device has room for 31"):
         processor(tmp_path, max_prompt_rows=31).process("<image><image>", [image(), image()], {})
     with pytest.raises(ValueError, match="has 2 images, and limit_mm_per_prompt allows 1"):
         processor(tmp_path, limits={"image": 1}).process("<image><image>", [image(), image()], {})
@@ -98,12 +97,12 @@ def test_an_error_of_the_processor_is_one_bounded_line(tmp_path: Path) -> None:
 
 
 def test_the_cache_holds_what_was_used_last() -> None:
-    def processed(size: int) -> ProcessedImage:
+    def processed(size: int) -> ProcessedMedia:
         from quintet.media.items import WireArray
 
-        return ProcessedImage(b"", {"x": WireArray.of(np.zeros(size, np.uint8))}, (), 1)
+        return ProcessedMedia(IMAGE, b"", {"x": WireArray.of(np.zeros(size, np.uint8))}, (), 1)
 
-    cache = ImageCache(100)
+    cache = MediaCache(100)
     for name in (b"a", b"b"):
         cache.put(name, processed(50))
     assert cache.find(b"a") is not None
@@ -126,5 +125,5 @@ def test_pages_tell_pictures_and_their_parts_apart() -> None:
 
 
 def test_wrappers_that_are_not_served_have_a_reason() -> None:
-    assert not any(why_no_pictures(kind) for kind in FAMILIES)
-    assert "see one another" in why_no_pictures("paligemma") and why_no_pictures("another")
+    assert not any(why_no_media(kind) for kind in FAMILIES)
+    assert "see one another" in why_no_media("paligemma") and why_no_media("another")

@@ -25,5 +25,5 @@ class EngineParts:
     lora: LoRAManager | None = None  # None: no request may name an adapter
     drafting: Drafting | None = None  # None: no speculative decoding
     hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
-    rotary: RotaryIndex | None = None  # None: the tokens of pictures have one position each
+    rotary: RotaryIndex | None = None  # None: the tokens of media have one position each
     config: EngineConfig | None = None  # None: no code of the caller's extends its workers

@@ -10,7 +10,7 @@ from quintet.engine.encoder import factory as encoders
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.shape_buckets import plan_buckets
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.media.factory import Pictures, taken_media
+from quintet.engine.media.factory import ServedMedia, taken_media
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.pooling.factory import bounds_of
@@ -42,7 +42,7 @@ class EnginePlan:
     pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
     unproven_features: str  # what of this no conformance report vouches for; empty if all is proven
     profiler: Profiler
-    pictures: Pictures
+    served_media: ServedMedia
 
     @property
     def vocab_size(self) -> int:
@@ -78,13 +78,13 @@ class EnginePlan:
 
     @property
     def media(self) -> MediaModel | None:
-        """Facts about pictures for processes that admit requests; None: they are refused."""
-        return self.pictures.model(self.config, self.folder, self.sizes.row_store)
+        """Facts about media for processes that admit requests; None: they are refused."""
+        return self.served_media.model(self.config, self.folder, self.sizes.row_store)
 
     @property
     def taken_media(self) -> MediaInput | SpeechInput | TextInput | str:
         """Input of media for prompts of the Python API, or why they may have none."""
-        return taken_media(self.config, self.media, self.encoder, self.pictures.why)
+        return taken_media(self.config, self.media, self.encoder, self.served_media.why)
 
     @property
     def embeds_width(self) -> int:

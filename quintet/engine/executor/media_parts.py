@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_tower(worker: "Worker", sizes: ModelSizes) -> "TowerPart | None":
-    """Makes the encoder of pictures, on a rank that embeds tokens."""
+    """Makes the encoder of media, on a rank that embeds tokens."""
     if sizes.tower is None or worker.row_store is None:
         return None
     from quintet.engine.executor.tower_part import TowerPart
@@ -34,7 +34,7 @@ def make_tower(worker: "Worker", sizes: ModelSizes) -> "TowerPart | None":
 
 
 def run_tower(worker: "Worker", item: MediaItem, places: IntArray) -> None:
-    """Encodes a picture, and writes its rows to these places of the row store."""
+    """Encodes a medium, and writes its rows to these places of the row store."""
     if worker.tower is not None and worker.row_store is not None:
         worker.row_store.write_levels(worker.tower.encode(item), places)
 

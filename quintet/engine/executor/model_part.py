@@ -53,7 +53,7 @@ class ModelSizes:
     lora: LoRASizes | None = None  # room for adapters; None: the model takes none
     row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
-    tower: "TowerSizes | None" = None  # the encoder of pictures; None: there is none
+    tower: "TowerSizes | None" = None  # the encoder of media; None: there is none
 
     def with_length(self, max_model_len: int) -> "ModelSizes":
         """Returns the same for requests of so many tokens."""

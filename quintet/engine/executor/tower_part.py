@@ -1,4 +1,4 @@
-"""The encoder of a worker, which makes rows of the row store of pictures: a part beside the main model."""
+"""The encoder of a worker, which makes rows of the row store of media: a part beside the main model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +13,23 @@ from quintet.layers.build import BuildContext, finalize
 from quintet.media.items import MediaItem
 from quintet.model_loader.loader import ParameterLoad, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
-from quintet.models.transformers.tower import VisionTower
+from quintet.models.transformers.tower import MediaTower
 
 
 @dataclass(frozen=True)
 class TowerSizes:
-    """The wrapper that pictures are encoded by."""
+    """The wrapper that media are encoded by."""
 
     hf_config: Any  # transformers' object
-    levels: int = 1  # rows of a picture's token: those of the first layers (deepstack) count
+    levels: int = 1  # rows of a medium's token: those of the first layers (deepstack) count
 
 
 class TowerPart:
-    """A vision tower of a worker. Built empty, so that the memory plan can ask for sizes; read() then fills it."""
+    """The towers of a worker. Built empty, so that the memory plan can ask for sizes; read() then fills it."""
 
     def __init__(self, platform: Platform, sizes: TowerSizes, build: BuildContext, rank: int) -> None:
         """`rank`: of its files."""
-        self.platform, self.model, self._rank = platform, VisionTower(sizes.hf_config, build), rank
+        self.platform, self.model, self._rank = platform, MediaTower(sizes.hf_config, build), rank
         finalize(self.model)
         self._folder: Path | WeightFiles | None = None
         self._dropped = False  # the weights, by sleep()
@@ -49,7 +49,7 @@ class TowerPart:
         self._dropped = False
 
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
-        """Returns the rows of a picture: see VisionTower."""
+        """Returns the rows of a medium: see MediaTower."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:

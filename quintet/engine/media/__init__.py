@@ -1,1 +1,1 @@
-"""Pictures of requests in the engine: whether a model takes them, and where their tokens stand for its text model."""
+"""Media of requests in the engine: which kinds a model takes, and where their tokens stand for its text model."""

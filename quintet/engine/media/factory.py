@@ -1,4 +1,4 @@
-"""Decides whether an engine takes pictures, and with which sizes."""
+"""Decides which kinds of media an engine takes, and with which sizes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,26 +13,26 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.encoder_text import TextInput
-from quintet.media.families import FAMILIES, MediaModel, why_no_pictures
+from quintet.media.families import FAMILIES, MediaModel, why_no_media
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
-from quintet.media.items import IMAGE
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
 if TYPE_CHECKING:
     from quintet.engine.executor.tower_part import TowerSizes
 
 
-class Pictures(NamedTuple):
-    """An engine's decision about pictures."""
+class ServedMedia(NamedTuple):
+    """An engine's decision about media."""
 
     sizes: "TowerSizes | None"  # None: they are refused
     why: str = ""  # they are refused
     whole: Any = None  # the configuration, of the wrapper
+    kinds: tuple[str, ...] = ()  # that are served
 
     @property
     def levels(self) -> int:
-        """Rows of a token of a picture; 0: they are refused."""
+        """Rows of a token of a medium; 0: they are refused."""
         return 0 if self.sizes is None else self.sizes.levels
 
     @property
@@ -47,13 +47,14 @@ class Pictures(NamedTuple):
         return RotaryIndex(self.sizes.hf_config, longest)
 
     def model(self, config: EngineConfig, folder: Path, rows: RowStoreSizes | None) -> MediaModel | None:
-        """Returns what processes that admit requests must know; None: pictures are refused."""
+        """Returns what processes that admit requests must know; None: media are refused."""
         if self.sizes is None or rows is None:
             return None
+        kinds = FAMILIES[self.whole.model_type].kinds
         return MediaModel(
             model_type=self.whole.model_type,
             folder=str(folder),
-            placeholder_id=self.whole.image_token_id,
+            tokens={kind: getattr(self.whole, kinds[kind].token) for kind in self.kinds},
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
@@ -71,7 +72,7 @@ def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
     """Returns what callers may give of a model's media."""
     if model is None:
         return media_info(config)
-    return media_info(config, (IMAGE,), {IMAGE: model.family.placeholder})
+    return media_info(config, model.tokens, {kind: model.family.kinds[kind].placeholder for kind in model.tokens})
 
 
 def taken_media(
@@ -96,34 +97,47 @@ class Checkpoint(NamedTuple):
     backend: bool  # the text model runs by transformers' code
 
 
-def pictures(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> Pictures:
-    """Decides whether pictures are served. Of a model that takes none by its config.json, nothing is known."""
+def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> ServedMedia:
+    """Decides which media are served. Of a model that takes none by its config.json, nothing is known."""
     if model.whole.get_text_config() is model.whole or model.place.is_file():
-        return Pictures(None, "this model takes text alone")
+        return ServedMedia(None, "this model takes text alone")
     why = _refusal(config, facts, platform, model)
     if why:
-        return Pictures(None, f"images are not served for this model of type {model.whole.model_type}: {why}")
+        return ServedMedia(
+            None, f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
+        )
     from quintet.engine.executor.tower_part import TowerSizes
 
     wrapper = _wrapper(config, model)
     deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
     levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
-    return Pictures(TowerSizes(wrapper, levels), whole=model.whole)
+    kinds = tuple(kind for kind in _wanted(config, model) if _has_token(model, kind))
+    return ServedMedia(TowerSizes(wrapper, levels), whole=model.whole, kinds=kinds)
+
+
+def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
+    """Returns the kinds of the family that the settings leave."""
+    limits = config.limit_mm_per_prompt or {}
+    return [kind for kind in FAMILIES[model.whole.model_type].kinds if limits.get(kind) != 0]
+
+
+def _has_token(model: Checkpoint, kind: str) -> bool:
+    return isinstance(getattr(model.whole, FAMILIES[model.whole.model_type].kinds[kind].token, None), int)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
-    """Returns why the pictures of a wrapper are refused; "" if they are not."""
+    """Returns why all media of a wrapper are refused; "" if they are not."""
     kind = model.whole.model_type
     if config.language_model_only:
         return "language_model_only is set"
-    if (config.limit_mm_per_prompt or {}).get(IMAGE) == 0:
-        return "limit_mm_per_prompt has 0 images"
-    if why := why_no_pictures(kind):
+    if why := why_no_media(kind):
         return why
-    if not isinstance(getattr(model.whole, "image_token_id", None), int):
-        return "its config.json names no token for images (image_token_id)"
+    if not _wanted(config, model):
+        return "limit_mm_per_prompt has 0 of each kind"
+    if not any(_has_token(model, each) for each in _wanted(config, model)):
+        return f"its config.json names no token for them ({FAMILIES[kind].kinds[_wanted(config, model)[0]].token})"
     if facts.ops_only or facts.static_shapes:
-        return f"platform {platform.name} runs no vision tower of transformers, which computes by torch"
+        return f"platform {platform.name} runs no tower of transformers, which computes by torch"
     if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
     if config.runner == "pooling":
@@ -131,7 +145,7 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:
-        return "a draft model or head sees no images; leave speculative_config out"
+        return "a draft model or head gets no media; leave speculative_config out"
     if FAMILIES[kind].deepstack and config.pipeline_parallel_size > 1:
         return "rows for its first layers are on the first pipeline stage alone (pipeline_parallel_size)"
     if FAMILIES[kind].rotary and model.backend:

@@ -1,4 +1,4 @@
-"""Rotary positions of requests with pictures, where a text model has three for each token (M-RoPE)."""
+"""Rotary positions of requests with media, where a text model has three for each token (M-RoPE)."""
 
 import inspect
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from torch import nn
 
 from quintet.engine.request import CoreRequest
 from quintet.interface.types import IntArray
-from quintet.media.items import MediaItem
+from quintet.media.items import IMAGE, VIDEO, MediaItem
 
-GRID = "image_grid_thw"  # field of a picture: patches of time, height and width
+# kind -> fields of an item that get_rope_index() takes: patches of time, height and width, and seconds of a patch
+FIELDS = {IMAGE: ("image_grid_thw",), VIDEO: ("video_grid_thw", "second_per_grid_ts")}
+TYPES = {IMAGE: 1, VIDEO: 2}  # kind -> mm_token_type_ids
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,32 @@ class RotaryIndex:
         self._longest = longest
 
     def positions(self, admitted: CoreRequest) -> RequestRotary:
-        """Returns the positions of a request with pictures. ValueError if some are beyond those that there are."""
+        """Returns the positions of a request with media. ValueError if some are beyond those that there are."""
         ids = torch.tensor([list(admitted.prompt_ids)])
-        given = {
-            "input_ids": ids,
-            "mm_token_type_ids": _types(admitted.media, ids.shape[1]),
-            GRID: torch.from_numpy(np.concatenate([each.fields[GRID].array() for each in admitted.media])),
-        }
+        given = {"input_ids": ids, "mm_token_type_ids": _types(admitted.media, ids.shape[1])}
+        for kind, names in FIELDS.items():
+            mine = [each.fields for each in admitted.media if each.kind == kind]
+            for name in names if mine else ():
+                if name in mine[0]:
+                    given[name] = torch.from_numpy(np.concatenate([each[name].array() for each in mine]))
         positions, shifts = self._theirs.get_rope_index(**{key: given[key] for key in given if key in self._taken})
-        prompt = np.ascontiguousarray(positions[:, 0].numpy().astype(np.int32))
+        prompt = positions[:, 0].numpy()  # int64: a video's seconds may be any number
         shift = int(shifts.reshape(-1)[0])
+        if not given["mm_token_type_ids"][0, -1]:  # as generate() goes on: frames far apart may lie behind the text
+            shift = int(prompt[0, -1]) + 1 - ids.shape[1]
         last = max(int(prompt.max()), ids.shape[1] + admitted.max_tokens - 1 + shift)
         if last >= self._longest or prompt.min() < 0:
             raise ValueError(
-                f"images take rotary positions up to {last}, and the model has {self._longest} (max_model_len); "
-                "give smaller ones, or raise max_model_len"
+                f"the media take rotary positions up to {last}, and the model has {self._longest} (max_model_len); "
+                "give smaller or fewer ones, or raise max_model_len"
             )
-        return RequestRotary(prompt, shift)
+        return RequestRotary(np.ascontiguousarray(prompt.astype(np.int32)), shift)
 
 
 def _types(media: tuple[MediaItem, ...], count: int) -> torch.Tensor:
-    """Returns [1, count]: 1 for a picture's tokens, 0 for others."""
+    """Returns [1, count]: transformers' numbers for tokens of images and videos, 0 for others."""
     found = torch.zeros(1, count, dtype=torch.int32)
     for each in media:
         for first, stop in each.spans:
-            found[0, first:stop] = 1
+            found[0, first:stop] = TYPES.get(each.kind, 0)
     return found

@@ -46,7 +46,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
         media=media_limits(config, prepared.media),
         media_model=prepared.media,
-        no_media=prepared.pictures.why,
+        no_media=prepared.served_media.why,
         dtype=str(prepared.sizes.dtype).removeprefix("torch."),
         max_loras=config.max_loras if config.enable_lora else 0,
         max_lora_rank=config.max_lora_rank if config.enable_lora else 0,

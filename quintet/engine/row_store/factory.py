@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
 
 
-MEDIA_ROWS = 8192  # by default, where pictures are served: a large one, and the next
+MEDIA_ROWS = 8192  # by default, where media are served: a large one, and the next
 
 
 def row_store_sizes(
     config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int, levels: int = 0, whole: bool = False
 ) -> RowStoreSizes | None:
     """Returns the room for rows on a device; None: no request brings any. `levels`: rows of a token of a picture; 0:
-    pictures are not served; `whole`: see RowStoreSizes. ValueError if the platform has none, or if there are rows for
+    media are not served; `whole`: see RowStoreSizes. ValueError if the platform has none, or if there are rows for
     nothing."""
     if not config.enable_prompt_embeds and not levels:
         if config.encoder_cache_rows is not None:

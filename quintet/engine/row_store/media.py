@@ -1,4 +1,4 @@
-"""Items of the row store for pictures and the like: the encoder's rows, in the places of their tokens."""
+"""Items of the row store for media: the encoder's rows, in the places of their tokens."""
 
 import contextlib
 import logging

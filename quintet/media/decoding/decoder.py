@@ -6,9 +6,11 @@ is an error of that file alone.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +21,7 @@ from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.decoding.worker import CPU_SECONDS
 from quintet.media.errors import MediaError, MediaPackageMissing
 from quintet.media.file_child import FileChild
-from quintet.media.items import IMAGE
+from quintet.media.items import IMAGE, VideoTimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +36,9 @@ _TOO_MUCH = "it takes too much time or memory to decode; send a smaller one"
 _CRASHED = "its decoder crashed; convert it to PNG (images) or MP4 (videos)"
 
 
+Decoded = tuple[NDArray[np.uint8], VideoTimes | None]
+
+
 class MediaDecoder:
     """Decodes files; starts processes as they are needed. Its methods may be called by several threads."""
 
@@ -44,8 +49,8 @@ class MediaDecoder:
         self._idle: list[_DecodingChild] = []
         self._lock = threading.Lock()
 
-    def decode(self, content: bytes, job: DecodeJob) -> tuple[NDArray[np.uint8], float]:
-        """Returns the array of a file and, of a video, frames a second. MediaError says why it is not decoded."""
+    def decode(self, content: bytes, job: DecodeJob) -> Decoded:
+        """Returns the array of a file and, of a video, its times. MediaError says why it is not decoded."""
         with self._places:
             child = self._child()
             try:
@@ -88,7 +93,7 @@ class _DecodingChild(FileChild):
     def __init__(self) -> None:
         super().__init__("quintet.media.decoding.worker")
 
-    def run(self, content: bytes, job: DecodeJob, seconds: float) -> tuple[NDArray[np.uint8], float] | MediaError:
+    def run(self, content: bytes, job: DecodeJob, seconds: float) -> Decoded | MediaError:
         """Returns the array, or why the process refuses the file; it may be used again then.
 
         MediaError is raised if the file ends the process.
@@ -106,9 +111,10 @@ class _DecodingChild(FileChild):
             return MediaError(report.error)
         size, axes = math.prod(report.shape), 3 if job.kind == IMAGE else 4
         fits = len(report.shape) == axes and min(report.shape) > 0 and report.shape[-1] == 3 and size <= job.max_bytes
-        if not fits or not report.rate >= 0 or (pixels := self.result(size)) is None:
+        timed = job.kind == IMAGE or _is_timed(report.times, report.shape)
+        if not fits or not timed or (pixels := self.result(size)) is None:
             raise MediaError(_CRASHED)  # a file may have taken the process over
-        return np.frombuffer(pixels, np.uint8).reshape(report.shape), report.rate
+        return np.frombuffer(pixels, np.uint8).reshape(report.shape), report.times
 
     def _failure(self) -> Exception:
         status = self.end()
@@ -116,3 +122,11 @@ class _DecodingChild(FileChild):
             logger.error("the process that decodes images and videos ended with %s", status)
             return RuntimeError(f"the process that decodes images and videos failed: {status}")
         return MediaError(_CRASHED if status is not None and -status.code in CRASHES else _TOO_MUCH)
+
+
+def _is_timed(times: VideoTimes | None, shape: Sequence[int]) -> bool:
+    """True if the times are those of so many frames."""
+    if times is None or not shape or len(times.frames) != shape[0] or not 0 <= times.rate < math.inf:
+        return False
+    numbers = [-1, *times.frames, times.total]
+    return all(first < second for first, second in itertools.pairwise(numbers))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quintet.media.items import IMAGE
+from quintet.media.items import IMAGE, VideoTimes
 
 MAX_PIXELS = 2**26  # of an image or a frame: 67 million, of which RGB takes 192 MiB
 MAX_DECODED_BYTES = 2**29  # of all media of a request, and of one video
@@ -24,7 +24,7 @@ class DecodeReport(msgspec.Struct):
     """The array that was written, or the reason why there is none."""
 
     shape: list[int] = []
-    rate: float = 0.0  # frames a second
+    times: VideoTimes | None = None  # of a video
     error: str = ""
     lacking: str = ""  # the extra that the error is about: its package is not installed
 

@@ -9,6 +9,7 @@ from quintet.common.lazy_numpy import np
 from quintet.media.audio.worker import container_of
 from quintet.media.decoding.images import check_size
 from quintet.media.decoding.jobs import MAX_FRAMES, DecodeJob, Refused
+from quintet.media.items import VideoTimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +18,8 @@ _CONTAINERS = ("mp4", "matroska")
 _NO_CONTAINER = "it is no MP4, MOV, WebM, MKV or AVI file; convert it, for instance: ffmpeg -i FILE a.mp4"
 
 
-def decode_video(library: Any, source: FileIO, job: DecodeJob) -> tuple[NDArray[np.uint8], float]:
-    """Returns frames [frames, H, W, 3], and how many there are for each second. `library`: the module av.
+def decode_video(library: Any, source: FileIO, job: DecodeJob) -> tuple[NDArray[np.uint8], VideoTimes]:
+    """Returns frames [frames, H, W, 3], and their times. `library`: the module av.
 
     Refused says what is wrong; FFmpeg's errors are raised for damaged files.
     """
@@ -33,7 +34,7 @@ def decode_video(library: Any, source: FileIO, job: DecodeJob) -> tuple[NDArray[
     frames = _frames(library, source, container, set(wanted), job.max_bytes // len(wanted))
     if not frames:
         raise Refused("none of its frames can be decoded; write it again")
-    return np.stack(frames), rate * len(frames) / total
+    return np.stack(list(frames.values())), VideoTimes(tuple(frames), total, rate)
 
 
 def frame_indices(total: int, rate: float, num_frames: int, fps: float) -> list[int]:
@@ -84,9 +85,10 @@ def _count(library: Any, source: FileIO, container: str) -> tuple[int, float]:
     return total, rate
 
 
-def _frames(library: Any, source: FileIO, container: str, wanted: set[int], most: int) -> list[NDArray[np.uint8]]:
-    """Decodes until the last frame that is wanted. Packets that cannot be decoded are left out, as players do."""
-    found: list[NDArray[np.uint8]] = []
+def _frames(library: Any, source: FileIO, container: str, wanted: set[int], most: int) -> dict[int, NDArray[np.uint8]]:
+    """Decodes until the last frame that is wanted -> frames by their numbers. Packets that cannot be decoded are left
+    out, as players do."""
+    found: dict[int, NDArray[np.uint8]] = {}
     number, last = 0, max(wanted)
     with _open(library, source, container) as file:
         stream = _stream(file)
@@ -99,7 +101,7 @@ def _frames(library: Any, source: FileIO, container: str, wanted: set[int], most
             for frame in frames:
                 if number in wanted:
                     size = size if found else (frame.width, frame.height)
-                    found.append(_as_array(frame, size, most))
+                    found[number] = _as_array(frame, size, most)
                 number += 1
             if number > last:
                 break

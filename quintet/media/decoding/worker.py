@@ -15,7 +15,7 @@ from quintet.media.decoding.images import decode_image, load_pillow
 from quintet.media.decoding.jobs import MAX_PIXELS, DecodeJob, DecodeReport, Refused
 from quintet.media.decoding.videos import decode_video
 from quintet.media.file_child import serve_orders
-from quintet.media.items import IMAGE
+from quintet.media.items import IMAGE, VideoTimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,13 +39,13 @@ def _run(job: DecodeJob, source: FileIO, result: BinaryIO) -> DecodeReport:
         return DecodeReport(error=what, lacking=extra)
     set_limits(ChildLimits(MEMORY, job.max_bytes + _SLACK, CPU_SECONDS[job.kind]))
     try:
-        picture, rate = _decode(job, source, library)
+        picture, times = _decode(job, source, library)
         if picture.nbytes > job.max_bytes:
             return DecodeReport(error=f"it takes {picture.nbytes} bytes, and {job.max_bytes} are left; send fewer or "
                                 "smaller ones")  # fmt: skip
         result.write(np.ascontiguousarray(picture).data)
         result.flush()  # within the limits
-        return DecodeReport(list(picture.shape), rate)
+        return DecodeReport(list(picture.shape), times)
     except Refused as error:
         return DecodeReport(error=str(error))
     except MemoryError:
@@ -64,9 +64,9 @@ def _load(kind: str) -> Any:
     return None
 
 
-def _decode(job: DecodeJob, source: FileIO, library: Any) -> tuple[NDArray[np.uint8], float]:
+def _decode(job: DecodeJob, source: FileIO, library: Any) -> tuple[NDArray[np.uint8], VideoTimes | None]:
     if job.kind == IMAGE:
-        return decode_image(source, job.background), 0.0
+        return decode_image(source, job.background), None
     return decode_video(library, source, job)
 
 

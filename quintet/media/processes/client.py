@@ -38,7 +38,7 @@ class ProcessorProcess:
         """See MediaProcessor. RuntimeError if the processor cannot be loaded."""
         arrays = [np.ascontiguousarray(each.data) for each in media]
         given = [
-            GivenMedia(each.kind, array.dtype.name, list(array.shape), each.rate, each.uuid)
+            GivenMedia(each.kind, array.dtype.name, list(array.shape), each.rate, each.uuid, each.times)
             for each, array in zip(media, arrays, strict=True)
         ]
         text = prompt if isinstance(prompt, str) else list(prompt)

@@ -3,7 +3,7 @@
 import msgspec
 
 from quintet.media.families import MediaModel
-from quintet.media.items import ProcessedPrompt
+from quintet.media.items import ProcessedPrompt, VideoTimes
 
 
 class ProcessOrder(msgspec.Struct):
@@ -20,6 +20,7 @@ class GivenMedia(msgspec.Struct):
     shape: list[int]
     rate: float
     uuid: str
+    times: VideoTimes | None = None
 
 
 class PromptHead(msgspec.Struct):

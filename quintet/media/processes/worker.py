@@ -45,7 +45,7 @@ def _media(head: PromptHead, data: bytes, start: int) -> list[DecodedMedia]:
         dtype = np.dtype(each.dtype)
         count = int(np.prod(each.shape))
         array = np.frombuffer(data, dtype, count, start).reshape(each.shape)
-        found.append(DecodedMedia(each.kind, array, each.rate, each.uuid))
+        found.append(DecodedMedia(each.kind, array, each.rate, each.uuid, each.times))
         start += array.nbytes
     return found
 

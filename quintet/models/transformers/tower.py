@@ -1,4 +1,4 @@
-"""Encoder of a multimodal wrapper's pictures: transformers' own vision tower and projector, without its text model."""
+"""Encoders of a multimodal wrapper's media: transformers' own towers and projectors, without its text model."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import ModelBase
+from quintet.media.families import FAMILIES
 from quintet.media.items import MediaItem
 from quintet.models.transformers.construct import EmptyTensors, Unsupported, explained, failure
 from quintet.models.transformers.layer_replacement import float32_modules, loose_tensors
@@ -18,8 +19,8 @@ from quintet.models.transformers.weight_names import WeightNames
 FIRST_ONLY = "batch_num_images"  # an argument that says how many equal pictures there are: one of them is wanted
 
 
-class VisionTower(ModelBase):
-    """Computes the rows that stand in the places of a picture's tokens, one picture at a time: no other changes it."""
+class MediaTower(ModelBase):
+    """Computes the rows that stand in the places of a medium's tokens, one medium at a time: no other changes it."""
 
     reads_towers = True
     recordable = False
@@ -29,7 +30,8 @@ class VisionTower(ModelBase):
         """`config`: transformers' object, of the wrapper. Its parameters are on no device until they are read."""
         super().__init__()
         theirs = constructed(config, build.dtype)
-        with explained(config, "taking its vision tower over"):
+        self._kinds = FAMILIES[config.model_type].kinds
+        with explained(config, "taking its towers over"):
             self._names = WeightNames(theirs)
             self.ignored_tensors = tuple(
                 f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -52,17 +54,26 @@ class VisionTower(ModelBase):
 
     @torch.inference_mode()
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
-        """Returns the rows of a picture, [item.count, H] for each level: those of its tokens, and of Qwen3-VL's first
+        """Returns the rows of a medium, [item.count, H] for each level: those of its tokens, and of Qwen3-VL's first
         layers. ValueError if the tower gives another number of rows than the processor."""
-        device = next(self.parameters()).device
-        given = {name: self._on(torch.from_numpy(each.array().copy()), device) for name, each in item.fields.items()}
-        out = self._theirs.get_image_features(**given, return_dict=True)
+        facts, device = self._kinds[item.kind], next(self.parameters()).device
+        given = {
+            name: self._on(torch.from_numpy(each.array().copy()), device)
+            for name, each in item.fields.items() if name not in facts.timing
+        }  # fmt: skip
+        out = self._encoded(facts.method, given)
         levels = [getattr(out, "pooler_output", out), *(getattr(out, "deepstack_features", None) or ())]
         rows = tuple(_rows(each, FIRST_ONLY in given) for each in levels)
         for each in rows:
             if len(each) != item.count:
-                raise ValueError(f"the vision tower gives {len(each)} rows for {item.count} tokens")
+                raise ValueError(f"the {item.kind} tower gives {len(each)} rows for {item.count} tokens")
         return rows
+
+    def _encoded(self, method: str, given: Mapping[str, Tensor]) -> Any:
+        """Returns what the wrapper's method gives, or ours for one that has none."""
+        if method:
+            return getattr(self._theirs, method)(**given, return_dict=True)
+        return METHODS[self._theirs.config.model_type](self._theirs, **given)
 
     def _on(self, x: Tensor, device: torch.device) -> Tensor:
         """The argument on the tower's device, floats in the model's type."""
@@ -72,20 +83,30 @@ class VisionTower(ModelBase):
 def constructed(config: Any, dtype: torch.dtype) -> nn.Module:
     """The model of a wrapper's config, with one layer of text; parameters are on the meta device, buffers are computed.
     Unsupported if transformers does not build it."""
-    from transformers import AutoModelForImageTextToText
-
     config = copy.deepcopy(config)
     _shorten(config.get_text_config())
     try:
         with EmptyTensors():
-            model: nn.Module = AutoModelForImageTextToText.from_config(config, dtype=dtype)
+            model: nn.Module = _auto_class(config).from_config(config, dtype=dtype)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise Unsupported(config, f"transformers does not build its vision tower ({failure(error)})") from error
-    if not hasattr(model, "get_image_features"):
-        raise Unsupported(config, f"{type(model).__name__} has no get_image_features()")
+        raise Unsupported(config, f"transformers does not build its towers ({failure(error)})") from error
+    for facts in FAMILIES[config.model_type].kinds.values():
+        if facts.method and not hasattr(model, facts.method):
+            raise Unsupported(config, f"{type(model).__name__} has no {facts.method}(); install a newer transformers")
     return model.eval()
+
+
+def _auto_class(config: Any) -> Any:
+    """Returns transformers' class that knows the wrapper."""
+    import transformers
+
+    for name in ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM"):
+        found = getattr(transformers, name, None)
+        if found is not None and type(config) in found._model_mapping:
+            return found
+    raise ValueError(f"no class for models of images, video or audio is {type(config).__name__}'s")
 
 
 def _shorten(text: Any) -> None:
@@ -106,8 +127,28 @@ def _drop_text(model: Any) -> None:
                 delattr(parent, name)
 
 
+def _qwen2_audio(theirs: Any, input_features: Tensor, feature_attention_mask: Tensor) -> Tensor:
+    """Returns rows of recordings, [recordings, rows, H]. Source: Qwen2AudioModel.forward(), where it is no method."""
+    from transformers.masking_utils import create_bidirectional_mask
+
+    model = getattr(theirs, "model", theirs)
+    tower = model.audio_tower
+    frames, rows = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+    length = (input_features.shape[-1] - 2) // 2 + 1  # behind the second convolution
+    there = torch.arange(length, device=frames.device)[None] < frames[:, None]
+    shaped = input_features.new_zeros(len(frames), length, 1)
+    mask = create_bidirectional_mask(config=tower.config, inputs_embeds=shaped, attention_mask=there.long())
+    found: Tensor = model.multi_modal_projector(tower(input_features, attention_mask=mask).last_hidden_state)
+    return found[:, : int(rows.max())]
+
+
+METHODS = {"qwen2_audio": _qwen2_audio}  # wrappers whose KindFacts name no method
+
+
 def _rows(features: Any, first_only: bool) -> Tensor:
-    """Returns one tensor [rows, H] of what get_image_features() gives: a tensor [pictures, rows, H], or a list."""
+    """Returns one tensor [rows, H] of what a wrapper's method gives: a tensor [.., rows, H], or a list of such."""
+    if isinstance(features, Tensor) and not first_only:
+        return features.reshape(-1, features.shape[-1])
     parts: Sequence[Tensor] = list(features)
     parts = parts[:1] if first_only else parts
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.media.items import MediaItem
-from quintet.models.transformers.tower import VisionTower
-from tests.helpers.media.wrappers import WRAPPERS, Made, make, picture
+from quintet.models.transformers.tower import MediaTower
+from tests.helpers.media.wrappers import SEEING, Made, make, picture
 
 pytest.importorskip("PIL")
 
@@ -23,7 +23,7 @@ ONE, TWO, THREE = picture(40, 56, 1), picture(31, 90, 2), picture(64, 64, 3)
 OTHER = picture(40, 56, 9)
 # one run of tokens each; three rotary positions and rows of several levels; several runs
 QUICK = ("llava", "qwen3_vl", "idefics3")
-KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in WRAPPERS]
+KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in SEEING]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -132,37 +132,37 @@ def test_completions_of_one_prompt_share_its_picture(llava: Made) -> None:
 
 
 def test_a_picture_that_cannot_be_encoded_ends_its_own_requests(llava: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, encode = opened(llava), VisionTower.encode
+    llm, encode = opened(llava), MediaTower.encode
     prompts = [prompt(*cases(llava)[name]) for name in ("one", "none", "two")]
     third = prompt(f"third {llava.token}", [THREE])
     want = tokens(llm, [*prompts, third])
     bad = llm._client.parse(prompts[0])[0].media[0].digest
     llm.reset_prefix_cache()
 
-    def broken(self: VisionTower, item: MediaItem) -> tuple[Tensor, ...]:
+    def broken(self: MediaTower, item: MediaItem) -> tuple[Tensor, ...]:
         if item.digest == bad:
             raise RuntimeError("no such picture")
         return encode(self, item)
 
-    monkeypatch.setattr(VisionTower, "encode", broken)
+    monkeypatch.setattr(MediaTower, "encode", broken)
     outputs = llm.generate([*prompts, third], GREEDY, use_tqdm=False)
     assert [each.outputs[0].finish_reason for each in outputs] == ["error", "length", "error", "length"]
     assert "no such picture" in str(outputs[0].outputs[0].error)
     assert [list(outputs[at].outputs[0].token_ids) for at in (1, 3)] == [want[1], want[3]]
-    monkeypatch.setattr(VisionTower, "encode", encode)
+    monkeypatch.setattr(MediaTower, "encode", encode)
     assert tokens(llm, [*prompts, third]) == want, "nothing of the failure is found again"
 
 
 def test_an_encoder_is_asked_once_for_equal_pictures_and_never_for_found_ones(
     llava: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, encode, count = opened(llava), VisionTower.encode, [0]
+    llm, encode, count = opened(llava), MediaTower.encode, [0]
 
-    def counted(self: VisionTower, item: MediaItem) -> tuple[Tensor, ...]:
+    def counted(self: MediaTower, item: MediaItem) -> tuple[Tensor, ...]:
         count[0] += 1
         return encode(self, item)
 
-    monkeypatch.setattr(VisionTower, "encode", counted)
+    monkeypatch.setattr(MediaTower, "encode", counted)
     tokens(llm, [prompt(*cases(llava)["the same twice"])] * 3)
     assert count == [2]
     tokens(llm, [prompt(*cases(llava)["the same twice"])])

@@ -1,4 +1,4 @@
-"""Small multimodal checkpoints with random weights and real processors, and transformers' answers to pictures."""
+"""Small multimodal checkpoints with random weights and real processors, and transformers' answers to media."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from quintet.media.families import MediaModel
+from quintet.media.families import FAMILIES, MediaModel
 from quintet.media.load_processor import _processor
 from quintet_tools.checkpoints.random_weights import scatter
 from quintet_tools.checkpoints.tiny import hushed
 
 Picture = NDArray[np.uint8]
+Media = Mapping[str, Sequence[Any]]  # kind -> items as multi_modal_data has them: videos are (frames, metadata)
 VOCAB = 320
 TEXT = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -45,8 +49,8 @@ class Wrapper:
     """A small model of one type."""
 
     text: dict[str, Any]  # its text model, beside TEXT
-    vision: dict[str, Any]
-    image_processor: dict[str, Any]
+    vision: dict[str, Any] = field(default_factory=dict)
+    image_processor: dict[str, Any] = field(default_factory=dict)
     processor: dict[str, Any] = field(default_factory=dict)
     entries: dict[str, Any] = field(default_factory=dict)  # of the wrapper's own config
     specials: tuple[str, ...] = ("<image>",)  # tokens, the first of which stands for a picture
@@ -55,12 +59,17 @@ class Wrapper:
     around: str = "{}"  # a placeholder in a text
     like: str = ""  # the model_type whose processor it has, if not its own
     model_type: str = ""  # if not the name of it here
+    video_processor: dict[str, Any] = field(default_factory=dict)  # empty: it takes no videos
+    audio: dict[str, Any] = field(default_factory=dict)  # its encoder of sound
+    extractor: dict[str, Any] = field(default_factory=dict)  # of sound
 
 
 QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 QWEN_IDS = {"vision_start_token_id": 259, "vision_end_token_id": 260, "video_token_id": 261}
 QWEN_PIXELS = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
                "size": {"shortest_edge": 64, "longest_edge": 2048}}  # fmt: skip
+QWEN_FRAMES = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
+               "size": {"shortest_edge": 64, "longest_edge": 1024}}  # fmt: skip
 QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 TILES = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}, "do_image_splitting": True}
@@ -91,30 +100,35 @@ WRAPPERS = {
         {"model_type": "qwen2"}, SIGLIP, {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS},
         {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"},
         {"image_grid_pinpoints": PINPOINTS, "video_token_index": 259}, specials=("<image>", "<video>"),
-        token_entry="image_token_index",
+        token_entry="image_token_index", video_processor={"size": {"height": 28, "width": 28}},
     ),
     "qwen2_vl": Wrapper(
         {"model_type": "qwen2_vl_text", **SECTIONS},
         {**QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES,
     ),
     "qwen2_5_vl": Wrapper(
         {"model_type": "qwen2_5_vl_text", **SECTIONS},
         {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16,
          "fullatt_block_indexes": [1]},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES,
     ),
     "qwen3_vl": Wrapper(
         {"model_type": "qwen3_vl_text", **SECTIONS},
         {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
          "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES,
     ),
     "idefics3": Wrapper(
         {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2}, specials=("<image>", *ROWS),
     ),
     "smolvlm": Wrapper(
-        {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2}, specials=("<image>", *ROWS),
+        {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2},
+        specials=("<image>", *ROWS, "<video>"),
+        video_processor={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
     ),
     "gemma3": Wrapper(
         {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -143,8 +157,26 @@ WRAPPERS = {
         {"image_seq_length": 4}, specials=INTERN,
         named={"context_image_token": "<IMG_CONTEXT>", "start_image_token": "<img>", "end_image_token": "</img>",
                "video_token": "<video>"},
+        video_processor={"size": {"height": 28, "width": 28}},
+    ),
+    "qwen2_audio": Wrapper(
+        {"model_type": "qwen2"}, specials=("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
+        token_entry="audio_token_index", around="<|audio_bos|>{}<|audio_eos|>",
+        audio={"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
+               "num_mel_bins": 16, "max_source_positions": 50},
+        extractor={"feature_size": 16, "chunk_length": 1},
+    ),
+    "voxtral": Wrapper(
+        {"model_type": "llama"}, specials=("[AUDIO]", "[BEGIN_AUDIO]"), token_entry="audio_token_id",
+        around="[BEGIN_AUDIO]{}",
+        audio={"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+               "num_mel_bins": 16, "max_source_positions": 50},
+        extractor={"feature_size": 16, "chunk_length": 1},
     ),
 }  # fmt: skip
+SEEING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.vision]
+MOVING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.video_processor]
+HEARING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.audio]
 
 
 @dataclass
@@ -158,17 +190,38 @@ class Made:
 
     @property
     def token(self) -> str:
-        """The placeholder of a picture, as it stands in a text."""
+        """The placeholder of a picture, or of a recording where it takes none, as it stands in a text."""
         return self.wrapper.around.format(self.wrapper.specials[0])
 
-    def inputs(self, text: str, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """Returns what the processor makes of a prompt."""
+    @property
+    def video_token(self) -> str:
+        """The placeholder of a video, as it stands in a text."""
+        return self.wrapper.around.format(next(each for each in self.wrapper.specials if "video" in each))
+
+    def inputs(self, text: str, pictures: Sequence[Picture], media: Media | None = None) -> dict[str, Any]:
+        """Returns what the processor makes of a prompt. `media`: of other kinds."""
         from PIL import Image
 
         images: Any = [Image.fromarray(each) for each in pictures] or None
         if images and self.model.config.model_type == "llava_onevision":  # as its chats are processed
             images = [images]
-        return dict(self.processor(text=text, images=images, return_tensors="pt"))
+        given: dict[str, Any] = {} if images is None else {"images": images}
+        if videos := (media or {}).get("video"):
+            given |= {"videos": [frames for frames, _ in videos], "do_sample_frames": False,
+                      "video_metadata": [_metadata(frames, known) for frames, known in videos]}  # fmt: skip
+        if sounds := (media or {}).get("audio"):
+            given |= {"audio": list(sounds), "sampling_rate": 16000}
+        return {name: _tensor(each) for name, each in self.processor(text=text, **given, return_tensors="pt").items()}
+
+    def generated(self, text: str, pictures: Sequence[Picture], media: Media, count: int, vocab: int) -> list[int]:
+        """Returns the tokens of transformers' generate(), below `vocab` alone: with its cache, since tokens behind a
+        prompt with a slow video have positions that those of a longer prompt would not have."""
+        given = self.inputs(text, pictures, media)
+        given.pop("num_windows", None)
+        given.setdefault("attention_mask", torch.ones_like(given["input_ids"]))
+        options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        out = self.model.generate(**given, **options, suppress_tokens=list(range(vocab, VOCAB)))
+        return list(out[0, given["input_ids"].shape[1] :].tolist())
 
     def greedy(self, text: str, pictures: Sequence[Picture], count: int) -> list[int]:
         """Returns transformers' tokens, each of them computed from the beginning on."""
@@ -184,6 +237,32 @@ class Made:
                 ids = torch.cat([ids, torch.tensor([[made[-1]]])], 1)
                 types = None if types is None else torch.cat([types, torch.zeros_like(types[:, :1])], 1)
         return made
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """Returns what our processor of Voxtral gives as transformers' processors do."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.as_tensor(value)[None] if isinstance(value, list) else torch.as_tensor(value)
+
+
+def _metadata(frames: Picture, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns transformers' description of all frames of a file."""
+    return {"total_num_frames": len(frames), "fps": known["fps"], "frames_indices": list(range(len(frames))),
+            "duration": len(frames) / known["fps"], "height": frames.shape[1], "width": frames.shape[2]}  # fmt: skip
+
+
+def video(frames: int, height: int, width: int, seed: int = 0) -> Picture:
+    """Returns frames of soft shapes that change."""
+    return np.stack([picture(height, width, 100 * seed + at) for at in range(frames)])
+
+
+def sound(seconds: float, seed: int = 0) -> NDArray[np.float32]:
+    """Returns tones at 16 kHz, with some noise."""
+    random = np.random.default_rng(seed)
+    times = np.arange(round(seconds * 16000)) / 16000
+    tones = sum(np.sin(2 * np.pi * random.uniform(100, 4000) * times) for _ in range(3))
+    return (0.2 * tones + 0.05 * random.standard_normal(len(times))).astype(np.float32)
 
 
 def picture(height: int, width: int, seed: int = 0) -> Picture:
@@ -212,24 +291,41 @@ def save_processor(kind: str, folder: Path) -> None:
     wrapper = WRAPPERS[kind]
     own = wrapper.like or kind
     tokenizer(wrapper).save_pretrained(folder)
-    image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[own]["pil"])
-    image_class(**wrapper.image_processor).save_pretrained(folder)
+    if wrapper.image_processor:
+        image_class = getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[own]["pil"])
+        image_class(**wrapper.image_processor).save_pretrained(folder)
+    if wrapper.extractor:
+        transformers.WhisperFeatureExtractor(**wrapper.extractor).save_pretrained(folder)
+    if wrapper.video_processor:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(wrapper.video_processor))
     settings = {"processor_class": PROCESSOR_MAPPING_NAMES[own], **wrapper.processor}
     (folder / "processor_config.json").write_text(json.dumps(settings))
+
+
+def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
+    """Returns the description of a small wrapper's media, of all kinds that it takes."""
+    kind, wrapper = WRAPPERS[name].model_type or name, WRAPPERS[name]
+    ids = dict(zip(wrapper.specials, range(258, 258 + len(wrapper.specials)), strict=True))
+    tokens = {}
+    for each, facts in FAMILIES[kind].kinds.items():
+        own = facts.token == "video_token_id"
+        tokens[each] = next(ids[token] for token in ids if "video" in token) if own else 258
+    return MediaModel(kind, str(folder), tokens, **entries)
 
 
 def make(name: str, folder: Path, **changes: Any) -> Made:
     """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
     wrapper, kind = WRAPPERS[name], WRAPPERS[name].model_type or name
+    encoders = {"vision_config": wrapper.vision, "audio_config": wrapper.audio}
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
         config = CONFIG_MAPPING[kind](
-            text_config={**TEXT, **wrapper.text}, vision_config=wrapper.vision,
+            text_config={**TEXT, **wrapper.text}, **{name: each for name, each in encoders.items() if each},
             **{wrapper.token_entry: 258, "tie_word_embeddings": False, **wrapper.entries, **changes},
         )  # fmt: skip
-        named = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
+        named = {**MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}[kind]
         model = getattr(transformers, named if isinstance(named, str) else named[0])(config).float().eval()
         scatter(model)
         model.save_pretrained(folder)
     save_processor(name, folder)
-    return Made(folder, model, _processor(MediaModel(kind, str(folder), 258)), wrapper)
+    return Made(folder, model, _processor(media_model(name, folder)), wrapper)

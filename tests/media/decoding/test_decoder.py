@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from quintet.common.distribution import install_hint
-from quintet.media.decoding.decoder import PROCESSES, MediaDecoder
+from quintet.media.decoding.decoder import PROCESSES, MediaDecoder, _is_timed
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.errors import MediaError, MediaPackageMissing
-from quintet.media.items import IMAGE, VIDEO
+from quintet.media.items import IMAGE, VIDEO, VideoTimes
 from tests.helpers.media_files import picture_file, png_bomb
 from tests.media.decoding.files import video_file
 
@@ -39,13 +39,13 @@ def test_one_process_decodes_many_files_and_damaged_ones_between(decoder: MediaD
     [child] = decoder._idle
     for content in (b"", b"nonsense", whole[:-30], whole[:40], b"\x89PNG\r\n\x1a\n" + os.urandom(100)):
         assert "\n" not in refused(decoder, content)
-        again, rate = decoder.decode(whole, DecodeJob())
-        assert np.array_equal(first, again) and rate == 0.0
+        again, times = decoder.decode(whole, DecodeJob())
+        assert np.array_equal(first, again) and times is None
     assert decoder._idle == [child]
     small, _ = decoder.decode(picture_file("PNG", (2, 1)), DecodeJob())  # nothing is left of a larger one
     assert small.shape == (1, 2, 3)
-    frames, rate = decoder.decode(video_file(20), DecodeJob(VIDEO, num_frames=4))
-    assert frames.shape == (4, 48, 64, 3) and rate == pytest.approx(2.0)
+    frames, times = decoder.decode(video_file(20), DecodeJob(VIDEO, num_frames=4))
+    assert frames.shape == (4, 48, 64, 3) and times == VideoTimes((0, 6, 12, 19), 20, 10.0)
     assert decoder._idle == [child]
 
 
@@ -93,7 +93,7 @@ def test_a_report_that_is_not_true_is_not_believed(monkeypatch: pytest.MonkeyPat
     made.decode(picture_file(), DecodeJob())
     [child] = made._idle
     for shape in ([10**9, 10**9], [4, 6, 4], [0], [-1, -72], []):
-        reports = [msgspec.json.encode(DecodeReport(shape)), msgspec.json.encode(DecodeReport([4, 6, 3], -1.0)), b"x\n"]
+        reports = [msgspec.json.encode(DecodeReport(shape)), msgspec.json.encode(DecodeReport([4, 6, 4])), b"x\n"]
         for line in reports:
             monkeypatch.setattr(child, "ask", lambda *args, line=line: line)
             with pytest.raises(MediaError):
@@ -140,3 +140,12 @@ def test_the_process_has_limits(decoder: MediaDecoder) -> None:
     assert process.rlimit(psutil.RLIMIT_AS)[0] < 2**33
     assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
     assert process.rlimit(psutil.RLIMIT_FSIZE)[0] < 2**30
+
+
+@pytest.mark.parametrize("times", [
+    None, VideoTimes((0,), 20, 10.0), VideoTimes((0, 20), 20, 10.0), VideoTimes((3, 2), 20, 10.0),
+    VideoTimes((-1, 2), 20, 10.0), VideoTimes((0, 1), 20, -1.0),
+])  # fmt: skip
+def test_times_that_a_file_may_have_made_up_are_not_believed(times: VideoTimes | None) -> None:
+    assert not _is_timed(times, [2, 4, 4, 3])
+    assert _is_timed(VideoTimes((0, 19), 20, 0.0), [2, 4, 4, 3])

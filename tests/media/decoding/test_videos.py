@@ -9,11 +9,11 @@ import pytest
 
 from quintet.media.decoding.jobs import DecodeJob, Refused
 from quintet.media.decoding.videos import decode_video, frame_indices
-from quintet.media.items import VIDEO
+from quintet.media.items import VIDEO, VideoTimes
 from tests.media.decoding.files import video_file
 
 
-def decoded(content: bytes, **options: Any) -> tuple[Any, float]:
+def decoded(content: bytes, **options: Any) -> tuple[Any, VideoTimes]:
     file = io.BytesIO(content)
     return decode_video(av, file, DecodeJob(VIDEO, **options))  # type: ignore[arg-type]
 
@@ -21,13 +21,13 @@ def decoded(content: bytes, **options: Any) -> tuple[Any, float]:
 @pytest.mark.parametrize("form", ["mp4", "matroska", "webm", "avi", "mov"])
 def test_frames_are_evenly_spread_and_are_what_the_library_decodes(form: str) -> None:
     content = video_file(40, form)
-    found, rate = decoded(content, num_frames=8)
+    found, times = decoded(content, num_frames=8)
     with av.open(io.BytesIO(content)) as file:
         every = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
     assert len(every) == 40
     chosen = np.linspace(0, 39, 8, dtype=int)
     assert np.array_equal(found, np.stack([every[each] for each in chosen]))
-    assert rate == pytest.approx(10 * 8 / 40)
+    assert times == VideoTimes(tuple(chosen.tolist()), 40, 10.0) and times.sampled_rate == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

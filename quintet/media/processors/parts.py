@@ -1,0 +1,86 @@
+"""Parts of a processor, one for each kind of media, whose results are recorded and given again."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quintet.media.kinds import AUDIO, IMAGE, VIDEO
+from quintet.media.processors.made import ProcessedMedia
+
+ATTRIBUTES = {IMAGE: "image_processor", VIDEO: "video_processor", AUDIO: "feature_extractor"}  # kind -> of a processor
+ARGUMENTS = {IMAGE: "images", VIDEO: "videos", AUDIO: "audio"}  # kind -> of a call
+COUNT = "batch_num_images"  # of MediaFamily.counts_pictures
+
+
+class RecordedPart:
+    """A part of a processor whose results are kept, and may be given again in the place of a call."""
+
+    def __init__(self, part: Any, axis: int, tensors: bool) -> None:
+        """`axis`: of the arrays, along which media stand. `tensors`: the processor reads torch's, and no arrays."""
+        self._part, self._axis, self._tensors = part, axis, tensors
+        self._replayed: Sequence[ProcessedMedia] = ()
+        self.last: dict[str, Any] = {}  # what the last call gave
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __call__(self, media: Any, *args: Any, **options: Any) -> Any:
+        if self._replayed:
+            return self._again()
+        out = self._part(media, *args, **{**options, "return_tensors": "pt" if self._tensors else "np"})
+        self.last = dict(out)
+        return out
+
+    @contextlib.contextmanager
+    def replaying(self, made: Sequence[ProcessedMedia]) -> Iterator[None]:
+        """Within, a call gives the results of these media, one after another."""
+        self._replayed = made
+        try:
+            yield
+        finally:
+            self._replayed = ()
+
+    def _again(self) -> dict[str, Any]:
+        found = joined([{name: each.array() for name, each in made.fields.items()} for made in self._replayed],
+                       self._axis)  # fmt: skip
+        if self._tensors:
+            import torch
+
+            arrays = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+            found |= {name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}
+        facts = [copy.deepcopy(made.facts) for made in self._replayed]  # processors write into them
+        return found | {name: [part for each in facts for part in each[name]] for name in facts[0]}
+
+
+def joined(fields: Sequence[Mapping[str, NDArray[Any]]], axis: int) -> dict[str, Any]:
+    """Returns the arrays of several media as one call would: where sizes differ, as lists."""
+    found: dict[str, Any] = {}
+    several = len(fields) > 1
+    for name in fields[0]:
+        arrays = [each[name][:1] if several and COUNT in each else each[name] for each in fields]
+        alike = len({(each.ndim, each.shape[:axis], each.shape[axis + 1 :]) for each in arrays}) == 1
+        if alike and arrays[0].ndim > axis:
+            found[name] = np.concatenate(arrays, axis)
+        elif axis:
+            found[name] = [[part for each in arrays for part in each[0]]]
+        else:
+            found[name] = [part for each in arrays for part in each]
+    return {**found, COUNT: np.array([len(fields)])} if COUNT in found else found
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Returns a field as an array, floats as float32."""
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise ValueError("a processor's arrays differ in size for one medium")
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def is_array(value: Any) -> bool:
+    """True for numbers, in arrays, tensors or lists: not for a list of objects, such as the times of a video."""
+    plain = (int, float, list)
+    return not isinstance(value, list) or not value or isinstance(value[0], plain) or hasattr(value[0], "shape")
