@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module:Class
 
