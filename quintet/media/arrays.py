@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.decoding.images import check_size, rgb_array
 from quintet.media.decoding.jobs import MAX_DECODED_BYTES, MAX_FRAMES, Refused
 from quintet.media.errors import MediaError
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia
+from quintet.media.lazy_numpy import np
 from quintet.media.parts import MAX_UUID, MediaPart
 
 if TYPE_CHECKING:

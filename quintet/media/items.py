@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quintet.common.lazy_numpy import np
 from quintet.media.kinds import AUDIO as AUDIO
 from quintet.media.kinds import IMAGE as IMAGE
 from quintet.media.kinds import VIDEO as VIDEO
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

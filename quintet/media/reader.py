@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.decode import PROCESSES, AudioDecoder, AudioError, AudioPackageMissing
 from quintet.media.decoding.decoder import MediaDecoder
@@ -21,6 +20,7 @@ from quintet.media.fetch.sources import MediaSources
 from quintet.media.info import MediaInfo
 from quintet.media.io_options import merge_io_options, read_io_options
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia
+from quintet.media.lazy_numpy import np
 from quintet.media.parts import MediaPart
 from quintet.media.tensors import read_embeds
 

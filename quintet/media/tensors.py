@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.lazy_numpy import np
 from quintet.media.errors import MediaError
 from quintet.media.fetch.sources import decode_base64
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,12 +18,12 @@ from typing import BinaryIO
 import msgspec
 
 from quintet.common.distribution import install_hint
-from quintet.common.lazy_numpy import np
 from quintet.common.processes import Child, Exit
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.worker import CPU_SECONDS, CPU_SHARE, Decoded, Orders
 from quintet.media.children import CRASHES
+from quintet.media.lazy_numpy import np
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

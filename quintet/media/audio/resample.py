@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

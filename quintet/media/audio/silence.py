@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

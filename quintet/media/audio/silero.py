@@ -11,9 +11,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import DEFAULTS, Span, SpeechThresholds, joined_spans
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quintet.common.lazy_numpy import np
 from quintet.media.children import CRASHES
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
 from quintet.media.decoding.worker import CPU_SECONDS
 from quintet.media.errors import MediaError, MediaPackageMissing
 from quintet.media.file_child import FileChild
 from quintet.media.items import IMAGE
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,9 +7,9 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from quintet.common.lazy_numpy import np
 from quintet.media.children import shown_error
 from quintet.media.decoding.jobs import MAX_PIXELS, WHITE, Refused
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

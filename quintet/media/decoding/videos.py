@@ -5,10 +5,10 @@ from __future__ import annotations
 from io import FileIO
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.lazy_numpy import np
 from quintet.media.audio.worker import container_of
 from quintet.media.decoding.images import check_size
 from quintet.media.decoding.jobs import MAX_FRAMES, DecodeJob, Refused
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from quintet.common.distribution import install_hint
-from quintet.common.lazy_numpy import np
 from quintet.media.children import ChildLimits, set_limits, shown_error
 from quintet.media.decoding.images import decode_image, load_pillow
 from quintet.media.decoding.jobs import MAX_PIXELS, DecodeJob, DecodeReport, Refused
 from quintet.media.decoding.videos import decode_video
 from quintet.media.file_child import serve_orders
 from quintet.media.items import IMAGE
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

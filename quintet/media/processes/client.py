@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from quintet.common.lazy_numpy import np
 from quintet.media.families import MediaModel
 from quintet.media.file_child import FileChild
 from quintet.media.items import DecodedMedia, ProcessedPrompt
+from quintet.media.lazy_numpy import np
 from quintet.media.processes.messages import GivenMedia, ProcessAnswer, ProcessOrder, PromptHead, decode_prompt
 
 logger = logging.getLogger(__name__)

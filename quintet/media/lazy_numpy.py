@@ -1,6 +1,6 @@
 """NumPy, imported at the first use of one of its names: processes that get no media keep it out of their memory.
 
-`from quintet.common.lazy_numpy import np`. Modules that do so name NDArray in annotations alone.
+`from quintet.media.lazy_numpy import np`. Modules that do so name NDArray in annotations alone.
 """
 
 from typing import TYPE_CHECKING, Any
