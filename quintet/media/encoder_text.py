@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from quintet.media.items import MediaItem, WireArray
+from quintet.media.lazy_numpy import np
 
 TEXT = "text"  # kind of the item
 TOKENS = "token_ids"  # a MediaItem's field with them, int32 [N]
