@@ -118,6 +118,7 @@ WITH_MEDIA = {
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen2_vl": "Qwen2-VL",
     "qwen3_vl": "Qwen3-VL, dense",
+    "qwen3_vl_moe": "Qwen3-VL with experts",
     "smolvlm": "SmolVLM, SmolVLM 2",
     "qwen2_audio": "Qwen2-Audio; 30 s at most, what is longer is refused",
     "voxtral": "Voxtral Mini and Small, as transformers stores them",
@@ -366,9 +367,9 @@ AFTER_MEDIA = """
 - Others are refused by name, and their text runs. `paligemma`: {until}. Every other wrapper: it was not
   tried with media. Ultravox has no class in transformers, and does not load.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
-  head, in a GGUF file, with `load_format` `sharded_state`, and `qwen3_vl` in pipeline stages.
+  head, in a GGUF file, with `load_format` `sharded_state`, and Qwen3-VL in pipeline stages.
 - Memory: rows of media stand on the device, `hidden_size` numbers of the model's type for each token of an item
-  (`qwen3_vl`: several times as many), until their place is needed. `encoder_cache_rows` sets how many there is room
+  (Qwen3-VL: several times as many), until their place is needed. `encoder_cache_rows` sets how many there is room
   for; by default `max_num_batched_tokens`, 8192, or twice `max_model_len` where that is less than 8192, whichever is
   most. They, and the towers, are counted among the weights. An item with more tokens than rows is refused when its
   request comes; requests whose media find no room wait.

@@ -193,7 +193,7 @@ def _times(metadata: Mapping[str, Any], count: int) -> VideoTimes:
     rising = all(type(each) is int for each in numbers) and all(a < b for a, b in itertools.pairwise(numbers))
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= _MAX_FPS:
         raise MediaError(f"its metadata have fps={str(rate)[:40]}, and a number from 0 to {_MAX_FPS} is wanted")
-    if len(frames) != count or not rising:
+    if total is None or len(frames) != count or not rising:
         raise MediaError(
             f"its metadata have frames_indices {str(frames)[:80]} of total_num_frames {str(total)[:40]}, and a rising "
             f"number below the total is wanted for each of {count} frames"

@@ -14,7 +14,7 @@ from typing import Any
 
 from quintet.media.families import MediaModel
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
-from quintet.media.processors.given import blank, call_options, processor_input
+from quintet.media.processors.given import SAMPLING, blank, call_options, processor_input
 from quintet.media.processors.made import MediaCache, ProcessedMedia, fields_digest, raw_digest
 from quintet.media.processors.parts import ARGUMENTS, ATTRIBUTES, COUNT, RecordedPart, as_array, is_array
 
@@ -81,11 +81,7 @@ class HFMediaProcessor:
         most, together = self.model.max_rows, self.model.max_prompt_rows
         largest, whole = max(items, key=lambda item: item.count), sum(each.count for each in items)
         if largest.count > most > 0:
-            raise ValueError(
-                f"{ONE[largest.kind]} takes {largest.count} tokens, and the device has room for {most} "
-                "(encoder_cache_rows); give a smaller one, or start with "
-                f"encoder_cache_rows={largest.count} or more"
-            )
+            raise _too_large(largest.kind, largest.count, most)
         run = max(stop - first for each in items for first, stop in each.spans)
         if run > self.model.max_run > 0:
             raise ValueError(
@@ -107,6 +103,7 @@ class HFMediaProcessor:
         if (known := self.cache.find(key)) is not None:
             return known
         part = self._parts[kind]
+        self._check_size(media, part, options)
         given = processor_input(media, part, facts)
         count = 1 + several  # of two equal ones, the first is read as one of several
         with _one_line_errors():
@@ -129,6 +126,16 @@ class HFMediaProcessor:
             made = replace(made, digest=fields_digest(kind, self._arguments(made)))
         self.cache.put(key, made)
         return made
+
+    def _check_size(self, media: DecodedMedia, part: Any, options: Mapping[str, Any]) -> None:
+        """Refuses a video of Qwen's with more tokens than there is room for, before its frames are resized."""
+        count = getattr(part, "get_num_of_video_patches", None) if media.kind == VIDEO else None
+        if count is None or options.get(SAMPLING) or not self.model.max_rows:
+            return
+        with _one_line_errors():
+            rows = int(count(*media.data.shape[:3], dict(options))) // part.merge_size**2
+        if rows > self.model.max_rows:
+            raise _too_large(VIDEO, rows, self.model.max_rows)
 
     def _call(self, text: str, media: Mapping[str, Sequence[Any]], options: Mapping[str, Any]) -> Any:
         """Returns what the processor makes of a text and its media."""
@@ -182,14 +189,19 @@ class HFMediaProcessor:
                 'takes equal numbers; set media_io_kwargs, such as {"video": {"num_frames": 8}}'
             )
 
-    def _inserted(self, ids: list[int], made: Sequence[ProcessedMedia]) -> tuple[list[int], Sequence[ProcessedMedia]]:
+    def _inserted(self, ids: list[int], made: list[ProcessedMedia]) -> tuple[list[int], list[ProcessedMedia]]:
         """Returns the tokens of a prompt of token ids, which has a placeholder for each item, or all of its tokens; and
         the media in their order, where kinds share a token."""
         rows: dict[int, int] = {}
-        for each in made:
-            token = self.model.tokens[each.kind]
-            rows[token] = rows.get(token, 0) + each.count
+        for item in made:
+            token = self.model.tokens[item.kind]
+            rows[token] = rows.get(token, 0) + item.count
         if sum(rows.values()) != len(made) and all(ids.count(token) == count for token, count in rows.items()):
+            if len(rows) < len(kinds := dict.fromkeys(item.kind for item in made)):
+                raise ValueError(
+                    f"the prompt has all tokens of its {' and '.join(MANY[kind] for kind in kinds)}, which are alike "
+                    "for this model: give a text, or one placeholder for each"
+                )
             return ids, made
         ordered = self._in_order([self._text_ids[each] for each in ids if each in self._text_ids], made)
         found: list[int] = []
@@ -222,6 +234,13 @@ class HFMediaProcessor:
         if facts.joined:
             found = {name: WireArray.of(each.array().reshape(-1, *each.shape[2:])) for name, each in found.items()}
         return found | made.timing
+
+
+def _too_large(kind: str, rows: int, most: int) -> ValueError:
+    return ValueError(
+        f"{ONE[kind]} takes {rows} tokens, and the device has room for {most} (encoder_cache_rows); give a smaller "
+        f"one, or start with encoder_cache_rows={rows} or more"
+    )
 
 
 def _text_token(processor: Any, kind: str) -> str:

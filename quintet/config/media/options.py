@@ -103,7 +103,7 @@ class MediaOptions:
 
     limit_mm_per_prompt: dict[str, int] | None = option(
         None, optional(_limits), 'most images, videos and recordings of a prompt, such as {"image": 4, "video": 0}; 0: '
-        "none, and the encoder of the kind is not loaded; 999 if not given", group=_GROUP,
+        "none, and an encoder of no other kind is not loaded; 999 if not given", group=_GROUP,
     )  # fmt: skip
     mm_processor_kwargs: dict[str, Any] | None = option(
         None, _object, "options of the model's processor of media that a request does not set, such as "

@@ -46,7 +46,7 @@ def test_a_chats_video_has_the_times_of_its_file(tmp_path: Path) -> None:
     }
     [want] = llm.generate(prompt, GREEDY, use_tqdm=False)
     text = made.processor.tokenizer.decode(want.prompt_token_ids)
-    assert "<0.3 seconds>" in text and "<1.6 seconds>" in text, "frames 0, 6, 12 and 19, in pairs, at 10 a second"
+    assert "<0.3 seconds>" in text and "<1.5 seconds>" in text, "frames 0, 6, 12 and 19, in pairs, at 10 a second"
     seen = content({"type": "video_url", "video_url": {"url": data_url(FILE, "video/mp4")}})
     template = TEMPLATE.replace("MARK", made.video_token)
     options: Any = {"chat_template": template, "media_io_kwargs": {"video": {"num_frames": 4}}}

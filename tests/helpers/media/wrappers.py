@@ -122,6 +122,14 @@ WRAPPERS = {
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
         video_processor=QWEN_FRAMES,
     ),
+    "qwen3_vl_moe": Wrapper(
+        {"model_type": "qwen3_vl_moe_text", **SECTIONS, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32},
+        {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+         "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES, like="qwen3_vl",
+    ),
     "idefics3": Wrapper(
         {"model_type": "llama"}, IDEFICS, TILES, {"image_seq_len": 4}, {"scale_factor": 2}, specials=("<image>", *ROWS),
     ),

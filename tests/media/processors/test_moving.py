@@ -13,6 +13,7 @@ from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, VideoTimes
 from quintet.media.load_processor import load_processor
+from quintet.media.processes.client import ProcessorProcess
 from quintet.media.processing import HFMediaProcessor
 from quintet.media.processors import tensor_images
 from quintet.media.processors.voxtral import WindowedFeatures
@@ -72,6 +73,27 @@ def test_times_of_frames_are_written_into_the_prompt(tmp_path: Path) -> None:
     assert chosen.items[0].fields["video_grid_thw"].array().tolist()[0][0] == 2
 
 
+def test_a_video_without_room_is_refused_before_it_is_processed(tmp_path: Path) -> None:
+    made = processor(tmp_path, "qwen2_vl", max_rows=20)
+    made._parts[VIDEO]._part = SimpleNamespace(
+        get_num_of_video_patches=made._parts[VIDEO].get_num_of_video_patches, merge_size=2
+    )  # it cannot be called
+    with pytest.raises(ValueError, match="a video takes 24 tokens, and the device has room for 20"):
+        made.process("<|video_pad|>", [film()], {})
+
+
+@pytest.mark.slow  # a process imports transformers
+def test_a_process_of_its_own_gives_the_same(tmp_path: Path) -> None:
+    made, given = processor(tmp_path, "qwen2_5_vl"), [film(times=TIMES), film(2, 3)]
+    process = ProcessorProcess(media_model("qwen2_5_vl", tmp_path))
+    try:
+        assert process.process("<|video_pad|> <|video_pad|>", given, {}) == made.process(
+            "<|video_pad|> <|video_pad|>", given, {}
+        )
+    finally:
+        process.close()
+
+
 def test_seconds_are_part_of_a_videos_digest(tmp_path: Path) -> None:
     made = processor(tmp_path, "qwen2_5_vl")
     fast, slow = (
@@ -89,6 +111,10 @@ def test_media_stand_where_their_placeholders_are_whatever_their_order(tmp_path:
     last = made.process("<IMG_CONTEXT> then <video>", [still, film()], {})
     assert [each.kind for each in first.items] == [VIDEO, IMAGE] == [each.kind for each in reversed(last.items)]
     assert [each.count for each in first.items] == [16, 4]
+    with pytest.raises(ValueError, match="all tokens of its images and videos, which are alike"):
+        made.process(first.token_ids, [still, film()], {})
+    bare = made._processor.tokenizer("<video> then <IMG_CONTEXT>")["input_ids"]
+    assert made.process(bare, [still, film()], {}).items == first.items
     with pytest.raises(ValueError, match="have 2 and 4 frames, and this model's processor takes equal numbers"):
         made.process("<video><video>", [film(), film(2)], {})
     with pytest.raises(ValueError, match="has 0 placeholders '<video>' for 1 videos"):

@@ -156,7 +156,7 @@ def test_towers_are_named_among_the_decisions(tmp_path: Path) -> None:
     settings = {"max_model_len": LENGTH, "skip_tokenizer_init": True, "limit_mm_per_prompt": {"image": 0}}
     decisions = explain(EngineConfig(str(tmp_path), device="cpu", **settings))
     line = next(line for line in str(decisions).splitlines() if "multimodal" in line)
-    assert "runs as llama; images are not served for this model of type llava: limit_mm_per_prompt has 0" in line
+    assert "runs as llama; images, video and audio are not served for this model of type llava: limit_mm_per" in line
     assert re.search(r"passed over: vision_tower \(\d+\), multi_modal_projector \(4\)", line)
 
 
