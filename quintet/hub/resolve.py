@@ -18,6 +18,7 @@ from quintet.gguf.file import SPLIT, is_gguf
 from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
 from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
 from quintet.hub.downloads import download, exact_patterns, list_files
+from quintet.hub.encoder_decoders import obeyed_entries
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
@@ -50,8 +51,6 @@ _WEIGHTS = "*.safetensors"
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
-
-
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
@@ -350,7 +349,7 @@ def load_generation_config(
 
 def _passed_over(entries: Mapping[str, Any]) -> str:
     """Returns the entries by which transformers would generate other text, and which are not obeyed here."""
-    obeyed = ("suppress_tokens", "begin_suppress_tokens") if "no_timestamps_token_id" in entries else ()  # Whisper's
+    obeyed = obeyed_entries(entries)
     return ", ".join(f"{name}={reprlib.repr(entries[name])}" for name, plain in _NOT_OBEYED.items()
                      if entries.get(name) not in (None, plain, []) and name not in obeyed)  # fmt: skip
 
