@@ -12,7 +12,6 @@ from quintet.config import EngineConfig
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.file import is_gguf
 from quintet.hub.config_checks import check_entries, check_shape
-from quintet.hub.encoder_decoders import refuse_encoder_decoder
 from quintet.hub.hf_config import Overrides, is_known_type, transformers_config
 from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
 from quintet.hub.pooling_task import is_pooling_model
@@ -20,6 +19,7 @@ from quintet.hub.resolve import load_model_config
 from quintet.hub.wrappers import text_model_type
 from quintet.model_loader.gguf_weights import model_of
 from quintet.models import added_for, families
+from quintet.models.encoders.checkpoints import refuse_encoder_decoder
 
 # a switch of transformers' configs: an entry that differs between layers may be read
 PER_LAYER = "allow_global_per_layer_attribute_access"

@@ -18,7 +18,6 @@ from quintet.gguf.file import SPLIT, is_gguf
 from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
 from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
 from quintet.hub.downloads import download, exact_patterns, list_files
-from quintet.hub.encoder_decoders import obeyed_entries
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
@@ -33,6 +32,7 @@ from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.models import added_for, families
+from quintet.models.encoders.checkpoints import obeyed_entries
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
 logger = logging.getLogger(__name__)
