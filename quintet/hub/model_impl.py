@@ -19,7 +19,7 @@ from quintet.hub.resolve import load_model_config
 from quintet.hub.wrappers import text_model_type
 from quintet.model_loader.gguf_weights import model_of
 from quintet.models import added_for, families
-from quintet.models.encoders.refused import refuse_encoder_decoder
+from quintet.models.encoders.checkpoints import refuse_encoder_decoder
 
 # a switch of transformers' configs: an entry that differs between layers may be read
 PER_LAYER = "allow_global_per_layer_attribute_access"

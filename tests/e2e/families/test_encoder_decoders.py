@@ -257,12 +257,14 @@ def changed(tiny: Tiny, folder: Path, **entries: Any) -> Tiny:
     return Tiny(folder, tiny.config, tiny.reference)
 
 
-def test_the_generation_config_counts(bart: Tiny, tmp_path: Path) -> None:
+def test_the_generation_config_counts(bart: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A forced first token begins the decoder's prompt; words of one token, as Marian's padding, are never sampled."""
     source = sources(bart)[17]
     plain = greedy(bart, source, [START, 9])
-    tiny = changed(bart, tmp_path / "forced", forced_bos_token_id=9, bad_words_ids=[[plain[0]], [5, 6]])
+    tiny = changed(bart, tmp_path / "forced", forced_bos_token_id=9, bad_words_ids=[[plain[0]]], num_beams=4)
     made = client(tiny)
+    assert "not obeyed here: num_beams=4" in caplog.text
+    assert "bad_words_ids" not in caplog.text and "forced_bos" not in caplog.text
     [prompt] = made.parse(source)
     assert prompt.token_ids == [START, 9]
     made.add("a", prompt, params())

@@ -1,4 +1,4 @@
-"""Encoder-decoder models that are not run, and why: transformers' code of other models runs decoders alone."""
+"""Encoder-decoder models by their files: those that are not run, and why; entries of generation configs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,3 +27,13 @@ def refuse_encoder_decoder(kind: Any, raw: Mapping[str, Any], asked: bool = Fals
     raise ValueError(
         f"model type {kind!r} is an encoder-decoder model, and {why}; {SERVED} are served (docs/models.md)"
     )
+
+
+def obeyed_entries(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the entries of a generation config that are obeyed where a model has an encoder: bad words, if each is
+    one token."""
+    if not generation.keys() & {"decoder_start_token_id", "no_timestamps_token_id"}:
+        return ()
+    words = generation.get("bad_words_ids")
+    single = isinstance(words, list) and all(isinstance(word, list) and len(word) == 1 for word in words)
+    return ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", *("bad_words_ids",) * single)
