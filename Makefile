@@ -25,14 +25,15 @@ REQUIRES := $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("
 	print(*(project["optional-dependencies"][sys.argv[1]] if sys.argv[1:] else project["dependencies"]), sep="\n")'
 CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
-ISAS := $(if $(wildcard $(STAMP)),ALL,NATIVE)
+# A demo needs the kernels of this processor alone; what tests and checks need compiles those of all.
+ISAS := $(if $(or $(wildcard $(STAMP)),$(filter-out demo setup-run,$(MAKECMDGOALS))),ALL,NATIVE)
 SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 # A test run starts a thousand processes; without it each compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run .packages .extension demo test test-ci test-all test-changed test-sweep test-transformers lint format mutants
+.PHONY: help setup setup-run .python .packages .extension demo test test-ci test-all test-changed test-sweep test-transformers lint format mutants
 .PHONY: wheel docs mutants-csrc bench gpu gpu-wheels clean
 
 help: ## list the targets
@@ -126,14 +127,21 @@ clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The newest pip resolves in half the time of the one that Python brings, and is there sooner.
+$(BIN)/pip: | .python
+	@$(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -m pip --disable-pip-version-check --python $(BIN)/python install --quiet --no-compile pip 2>/dev/null || \
+		$(BIN)/python -m ensurepip --default-pip
+
+.python:
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
+
 # The extension compiles while packages come in: it needs the build tools and none of them. It is built without isolation:
 # .venv holds the tools, and build/ stays valid from one time to the next.
-$(RUN): $(SOURCES)
-	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(RUN): $(SOURCES) | .python $(BIN)/pip
 	@echo "setting up $(VENV): two to three minutes the first time"
 	$(PIP) cmake nanobind ninja scikit-build-core setuptools
-	@$(MAKE) --no-print-directory --jobs=2 .packages .extension
+	@$(MAKE) --no-print-directory --jobs=2 .packages .extension ISAS=$(ISAS)
 	@touch $@
 
 # torch comes first and alone, so that nothing that depends on it can choose another build.
@@ -141,8 +149,8 @@ $(RUN): $(SOURCES)
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(REQUIRES) > $(VENV)/requires.txt
 	$(PIP) -r $(VENV)/requires.txt
+	@$(BIN)/python -c 'import torch, quintet.api.llm' # Python compiles them while the extension still builds
 
-# Running needs the kernels of this processor alone; what tests and checks need compiles those of all.
 .extension:
 	MAKEFLAGS= $(PIP) --no-build-isolation --no-deps -C cmake.define.QUINTET_ISAS=$(ISAS) -e .
 
@@ -155,9 +163,7 @@ $(STAMP): $(RUN)
 	@touch $@
 
 # The site needs neither torch nor quintet.
-$(DOCS): pyproject.toml constraints-dev.txt
-	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(CHECK)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(DOCS): pyproject.toml constraints-dev.txt | .python $(BIN)/pip
 	@$(REQUIRES) docs > $(VENV)/requires-docs.txt
 	$(PIP) -r $(VENV)/requires-docs.txt
 	@touch $@

@@ -31,6 +31,7 @@ SETTINGS = ("--max-model-len", "2048")
 PATIENCE = 300.0  # seconds
 POLL = 0.02  # seconds between two requests to a server that loads
 SETTLE = 3.0  # seconds before memory is measured: servers do things behind their first answer
+LONG = 1900  # words, and tokens, of a prompt that fills the context
 PORT = 18471
 
 
@@ -96,7 +97,8 @@ def _place(checkout: Path, cache: Path) -> dict[str, Any]:
 
 
 def _served(command: Sequence[str], place: dict[str, Any], model: str) -> dict[str, float]:
-    """Until a server has answered a request of one token, and later the memory of all its processes."""
+    """Until a server has answered a request of one token, and later the memory of all its processes: after requests of
+    a few tokens, and (full_) after one that fills the context."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **place)
     try:
@@ -108,20 +110,23 @@ def _served(command: Sequence[str], place: dict[str, Any], model: str) -> dict[s
         times = [each.cpu_times() for each in family]
         _answers(model, 8)
         time.sleep(SETTLE)
-        memory = [each.memory_full_info() for each in family]
-        return {
-            "first_answer_s": answered,
-            "cpu_s": sum(each.user + each.system for each in times),
-            "pss_mib": sum(each.pss for each in memory) / 2**20,
-            "rss_mib": sum(each.rss for each in memory) / 2**20,
-        }
+        short = _memory(family)
+        _answers(model, 8, "word " * LONG)
+        full = {f"full_{name}": value for name, value in _memory(family).items()}
+        return {"first_answer_s": answered, "cpu_s": sum(each.user + each.system for each in times), **short, **full}
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
 
 
-def _answers(model: str, tokens: int) -> bool:
-    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": tokens}).encode()
+def _memory(family: Sequence[psutil.Process]) -> dict[str, float]:
+    """Memory of processes, pages that they share counted once (PSS) or for each (RSS)."""
+    found = [each.memory_full_info() for each in family]
+    return {"pss_mib": sum(each.pss for each in found) / 2**20, "rss_mib": sum(each.rss for each in found) / 2**20}
+
+
+def _answers(model: str, tokens: int, prompt: str = "Hello") -> bool:
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens}).encode()
     header = {"content-type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", body, header)
     try:

@@ -221,3 +221,5 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # of a text that became numbers: these
     kv_transfer_params: dict[str, Any] | None = None  # where its pages wait for another engine, once it has finished
+    prompt_token_id_logprobs: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
+    """[rows, K] log-probabilities of prompt_logprob_token_ids, once it has finished; -inf where a row was filled up."""

@@ -218,6 +218,17 @@ class SamplingParams(Checked):
         values.optional(values.token_ids),
         "tokens whose log-probabilities are reported at each position, instead of those of the likeliest",
     )
+    prompt_logprob_token_ids: list[list[int]] | None = param(
+        None,
+        values.optional(values.candidate_rows),
+        "rows of tokens whose log-probabilities prompt_token_id_logprobs gives: a row for each prompt token after "
+        "prompt_logprob_start",
+    )
+    prompt_logprob_start: int = param(
+        0,
+        values.count,
+        "position of the prompt, from 0: the first row of prompt_logprob_token_ids is of the token after it",
+    )
     flat_logprobs: bool = param(
         False, values.flag, "give log-probabilities as FlatLogprobs, a few lists for all positions, not a dict for each"
     )
@@ -283,6 +294,10 @@ class SamplingParams(Checked):
             raise ParameterError("min_tokens", f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
         if self.stop and not self.detokenize:
             raise ParameterError("stop", "needs text to look in; set detokenize=True or use stop_token_ids")
+        if self.prompt_logprob_start and self.prompt_logprob_token_ids is None:
+            raise ParameterError(
+                "prompt_logprob_start", "belongs to prompt_logprob_token_ids; give both or leave it out"
+            )
         if self.truncate_prompt_tokens == 0:
             raise ParameterError("truncate_prompt_tokens", "must keep at least 1 token, not 0; None keeps all")
 
@@ -306,6 +321,11 @@ class SamplingParams(Checked):
         """Log-probabilities of each position beside the drawn token's; None: not even that, -1: of all tokens."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
+    @property
+    def scores_prompt(self) -> bool:
+        """True if log-probabilities of positions of the prompt are asked for."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
     def kept(self, length: int, max_model_len: int) -> slice:
         """Returns the slice of a prompt of `length` tokens that is read (truncate_prompt_tokens)."""
         keep = self.truncate_prompt_tokens
@@ -327,9 +347,12 @@ class SamplingParams(Checked):
         ids = ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids", "trace_decode_token_ids")
         for name in ids:
             given = getattr(self, name)  # of logit_bias, the keys
-            if given and max(given) >= vocab_size:
-                wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
-                raise ParameterError(name, f"names token {max(given)}, but {wanted}")
+            _check_ids(name, max(given) if given else 0, vocab_size)
+        if self.prompt_logprob_token_ids is not None:
+            _check_ids("prompt_logprob_token_ids", max(map(max, self.prompt_logprob_token_ids)), vocab_size)
+            _check_logprobs(
+                "prompt_logprob_token_ids", max(map(len, self.prompt_logprob_token_ids)), vocab_size, max_logprobs
+            )
         for name, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if num is not None:
                 _check_logprobs(name, num, vocab_size, max_logprobs)
@@ -352,6 +375,12 @@ class BeamSearchParams(Checked):
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
     )
+
+
+def _check_ids(name: str, largest: int, vocab_size: int) -> None:
+    if largest >= vocab_size:
+        wanted = f"the vocabulary has {vocab_size} tokens: use ids from 0 to {vocab_size - 1}"
+        raise ParameterError(name, f"names token {largest}, but {wanted}")
 
 
 def _check_logprobs(name: str, num: int, vocab_size: int, max_logprobs: int) -> None:

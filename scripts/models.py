@@ -82,6 +82,10 @@ ALSO = {
     "qwen3_omni_moe_text": "text of Qwen3-Omni",
     "qwen3_vl_moe_text": "text of Qwen3-VL with experts",
     "qwen3_vl_text": "text of Qwen3-VL",
+    "blenderbot": "not 90M, which is `blenderbot-small`",
+    "m2m_100": "NLLB-200, its dense sizes",
+    "marian": "Helsinki-NLP's OPUS-MT",
+    "mbart": "mBART-50",
     "whisper": "all sizes, `.en`; CTranslate2's folders, too ([speech.md](speech.md))",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
@@ -126,6 +130,10 @@ LEFT_OUT = {
     "Gemma 4 (`gemma4_text`)": (
         "its text runs through transformers' code; layers that see all have wider heads than windowed ones, and it "
         "has no file of Gemma 3n's parts yet"
+    ),
+    "T5, mT5 and UMT5 (`t5`)": (
+        "their decoders add a learned bias by distance to the scores of attention, which attention over pages does not "
+        "compute ([encoder-decoders](encoder-decoders.md))"
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
@@ -221,7 +229,11 @@ def _classes(kind: str) -> str:
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
     if kind in ENCODER_DECODERS:
-        return f"`{modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[kind]}`"
+        texts, speech = (
+            modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        )
+        return f"`{texts.get(kind) or speech[kind]}`"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)

@@ -40,10 +40,11 @@ def make_transcriber(llm: "AsyncLLM", options: TranscriptionOptions | None = Non
     """
     client = llm._client
     limits = client.input_processor.limits
-    model = speech_model(client.tokenizer, limits.encoder, limits.vocab_size, limits.max_model_len)
-    if model is None or limits.encoder is None:
+    encoder = limits.encoder if isinstance(limits.encoder, SpeechInput) else None
+    model = speech_model(client.tokenizer, encoder, limits.vocab_size, limits.max_model_len)
+    if model is None or encoder is None:
         raise ValueError(
             f"{llm.config.model} is of the family {client.family!r}, which transcribes no audio; take a Whisper model, "
             "such as openai/whisper-base"
         )
-    return Transcriber(AsyncSpeechEngine(llm, limits.encoder), model, options or TranscriptionOptions())
+    return Transcriber(AsyncSpeechEngine(llm, encoder), model, options or TranscriptionOptions())

@@ -7,12 +7,13 @@ from hashlib import blake2b
 from numbers import Integral
 from typing import Any, TypedDict
 
-from quintet.chat.encoder_prompts import is_encoder_prompt, split_prompt
+from quintet.chat.encoder_prompts import is_encoder_prompt, split_prompt, split_texts
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.media.input import MediaInput
 from quintet.media.items import MediaItem
 from quintet.media.prompt_data import KEYS as MEDIA_KEYS
@@ -21,7 +22,7 @@ from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
 # how a model takes media: as parts of its prompts, for its encoder alone, or not, for this reason
-TakenMedia = MediaInput | SpeechInput | str
+TakenMedia = MediaInput | SpeechInput | TextInput | str
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
 _TOGETHER = 1024  # texts that are encoded at once
 SEGMENTS = 2**15  # far more than any model tells apart
@@ -61,6 +62,11 @@ class Prompt:
     lora: LoRAReference | None = None  # the adapter that it is answered with
     encoder: MediaItem | None = None  # what the model's encoder takes
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt, and of the text that the model's encoder takes."""
+        return len(self.token_ids) + (0 if self.encoder is None else self.encoder.count)
 
     @property
     def salt(self) -> bytes:
@@ -129,7 +135,7 @@ def parse_prompts(
         named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
         if (
             tokenizer is not None
-            and not isinstance(media, SpeechInput)
+            and not isinstance(media, SpeechInput | TextInput)
             and len(named) > 1
             and all(isinstance(each, str) for each, _ in named)
         ):
@@ -155,6 +161,8 @@ def parse_prompt(  # of a model: its tokenizer, and what else prompts may be
     media: TakenMedia = NO_MEDIA,
 ) -> Prompt:  # fmt: skip
     """One prompt; `name` is what a message calls it."""
+    if isinstance(media, TextInput):
+        return _for_text_encoder(prompt, tokenizer, vocab_size, name, media)
     if isinstance(media, SpeechInput) and isinstance(prompt, Mapping) and is_encoder_prompt(prompt):
         decoder, item = split_prompt(prompt, media, name)
         if isinstance(text := decoder.get("prompt"), str) and decoder.get("prompt_token_ids") is None:
@@ -171,6 +179,23 @@ def parse_prompt(  # of a model: its tokenizer, and what else prompts may be
                 return with_media
         return _parse_dict(prompt, tokenizer, vocab_size, name, width)
     raise ValueError(f"{name} is of type {type(prompt).__name__}; {_FORMS}")
+
+
+def _for_text_encoder(
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str, encoder: TextInput
+) -> Prompt:
+    """One prompt of a model whose encoder takes text: the encoder's text is the prompt's, and the decoder's tokens are
+    the caller's, without special ones, or those that the model begins with."""
+    source, decoder = split_texts(prompt, name)
+    whole = f"{name}: 'encoder_prompt'" if decoder is not None else name
+    read = _parse_dict(source, tokenizer, encoder.vocab_size, whole, 0)
+    given: list[int] | None = None
+    if decoder is not None and decoder.get("prompt_token_ids") is not None:
+        given = _parse_dict(decoder, tokenizer, vocab_size, f"{name}: 'decoder_prompt'", 0).token_ids
+    elif decoder is not None and decoder.get("prompt"):
+        given = _encode(decoder["prompt"], tokenizer, vocab_size, f"{name}: 'decoder_prompt'", special=False)
+    ids = encoder.decoder_ids(given)
+    return Prompt(ids, read.text, read.cache_salt, encoder=encoder.item(read.token_ids, whole))
 
 
 def _parse_dict(

@@ -1,18 +1,20 @@
-"""The name of quintet's distribution on the package index, and how one of its extras is installed."""
+"""The name of quintet's distribution on the package index, and how it or one of its extras is installed."""
 
 import importlib.metadata
 import json
+import shlex
 
 DISTRIBUTION = "quintet-llm"  # "quintet" on the index is another project
 
 
-def install_hint(extra: str) -> str:
-    """Returns the command that installs an extra: from the index, or from the checkout that this process runs from."""
-    checkout = _checkout()
-    return f"pip install '{checkout or DISTRIBUTION}[{extra}]'"
+def install_hint(extra: str = "") -> str:
+    """Returns the command that installs quintet, with an extra if one is given: from the index, or from the checkout
+    that this process runs from."""
+    source = checkout() or DISTRIBUTION
+    return f"pip install '{source}[{extra}]'" if extra else f"pip install {shlex.quote(source)}"
 
 
-def _checkout() -> str | None:
+def checkout() -> str | None:
     """Returns the folder that was installed with `pip install -e`; None for a wheel."""
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")

@@ -136,6 +136,16 @@ def trace(value: Any) -> list[int]:
     return list_of(token_id, MAX_TRACE)(value)
 
 
+def candidate_rows(value: Any) -> list[list[int]]:
+    """Rows of token ids, from lists or a 2D array of integers; -1 fills a row up."""
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, list | tuple) and row for row in rows):
+        raise ValueError(
+            f"must be rows of at least one token id each, not {shorten(value)}; leave it out (None) for none"
+        )
+    return list_of(list_of(integer(-1, INT32, " (-1 fills a row up)"), MAX_NAMED), MAX_TRACE)(rows)
+
+
 def budget(value: Any) -> int | None:
     """Tokens; None and -1 are no bound."""
     tokens = None if value is None else integer(-1, INT32, " (-1 is no bound)")(value)

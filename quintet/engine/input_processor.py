@@ -13,6 +13,7 @@ from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import LogitsProcessor
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.outputs import child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -34,7 +35,7 @@ class ModelLimits:
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
     embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
-    encoder: SpeechInput | None = None  # what the model's encoder takes; None: it has none
+    encoder: SpeechInput | TextInput | None = None  # what the model's encoder takes; None: it has none
     whole_runs: bool = False  # tokens of an image are computed in one step
 
 
@@ -142,8 +143,8 @@ class InputProcessor:
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_CallParams") -> list[CoreRequest]:
         params = shared.params
-        if prompt.embeds and params.prompt_logprobs is not None:
-            raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
+        if prompt.embeds and params.scores_prompt:
+            raise ParameterError(_scoring(params), "are of tokens, and this prompt is embeddings; leave it out")
         _check_not_empty(prompt)
         self._check_media(prompt)
         kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
@@ -156,9 +157,10 @@ class InputProcessor:
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
-        if self.limits.whole_runs and prompt.media and params.prompt_logprobs is not None:
+        if self.limits.whole_runs and prompt.media and params.scores_prompt:
             why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
-            raise ParameterError("prompt_logprobs", why)
+            raise ParameterError(_scoring(params), why)
+        _check_candidates(params, len(ids))
         if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
             raise ValueError(
                 f"the prompt has {len(ids)} embeddings, and the device has room for {self.limits.embeds_rows} "
@@ -201,11 +203,16 @@ class InputProcessor:
 
     def _check_media(self, prompt: Prompt) -> None:
         """ValueError where a prompt has nothing for the model's encoder."""
-        if self.limits.encoder is not None and prompt.encoder is None:
+        if self.limits.encoder is None or prompt.encoder is not None:
+            return
+        if isinstance(self.limits.encoder, TextInput):
             raise ValueError(
-                "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
-                "'multi_modal_data': {'audio': samples}}"
+                "this model's encoder takes the prompt, and chats have none for it; use generate(), or /v1/completions"
             )
+        raise ValueError(
+            "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
+            "'multi_modal_data': {'audio': samples}}"
+        )
 
     def _compile_grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""
@@ -238,6 +245,22 @@ def _check_not_empty(prompt: Prompt) -> None:
     """A chat template may give nothing."""
     if not prompt.token_ids:
         raise ValueError("the prompt is empty: it has no tokens; give at least one")
+
+
+def _scoring(params: SamplingParams) -> str:
+    """Returns the name of the parameter that has a prompt scored."""
+    return "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"
+
+
+def _check_candidates(params: SamplingParams, num_tokens: int) -> None:
+    """Refuses prompt_logprob_token_ids whose rows are not those of the prompt's tokens after its start."""
+    rows, start = params.prompt_logprob_token_ids, params.prompt_logprob_start
+    if rows is not None and len(rows) != num_tokens - 1 - start:
+        raise ParameterError(
+            "prompt_logprob_token_ids",
+            f"must have {max(num_tokens - 1 - start, 0)} rows, one for each of the prompt's {num_tokens} tokens after "
+            f"position {start} (prompt_logprob_start), not {len(rows)}",
+        )
 
 
 def _check_samplable(

@@ -60,7 +60,7 @@ class _Request:
     completions: list[_Completion]
     prompt_logprobs: list[LogprobsAt | None] | FlatLogprobs | None
     metrics: RequestMetrics
-    pooled_data: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
+    data: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # numbers of a text, or scores of the prompt
     kv_transfer_params: dict[str, Any] | None = None
 
     @property
@@ -188,7 +188,8 @@ class OutputProcessor:
         if delta.data is not None:
             import numpy as np  # where a model generates text, an API process starts without it
 
-            request.pooled_data = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
+            data = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
+            request.data = data if request.data is None else np.concatenate([request.data, data])  # of steps
             request.metrics.first_token_time = request.metrics.last_token_time = now  # as vLLM counts it
         completion.token_ids += ids
         completion.has_new |= bool(ids) or completion.finish_reason is not None
@@ -247,6 +248,7 @@ class OutputProcessor:
         interval = max(self._interval, request.params.stream_interval or 1)
         if interval > 1 and not _is_due(request, delta, interval):
             return None
+        scored = request.params.prompt_logprob_token_ids is not None
         output = RequestOutput(
             request.request_id,
             request.prompt,
@@ -256,8 +258,9 @@ class OutputProcessor:
             finished,
             request.metrics.num_cached_tokens,
             request.metrics,
-            request.pooled_data,
+            None if scored else request.data,
             request.kv_transfer_params,
+            request.data if scored and finished else None,
         )
         if delta:
             request.prompt_logprobs = None  # given once

@@ -157,7 +157,7 @@ class Request:
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
     scheduled_at: float | None = None  # time.monotonic() when its first step was planned
-    num_prompt_logprobs: int = 0  # positions of the prompt that log-probabilities were returned for
+    num_scored: int = 0  # positions of the prompt whose log-probabilities were returned, or are not wanted
     prompt_rows: "PromptRows | None" = None  # of the row store, which stand in the places of its prompt's tokens
     encoded: "EncodedPages | None" = None  # of its media, while it runs; only EncoderCache changes it
     rotary: "RequestRotary | None" = None  # its tokens' rotary positions, where they are not their positions
@@ -173,6 +173,7 @@ class Request:
     def __post_init__(self) -> None:
         self.params, self.token_ids = self.core_request.params, list(self.core_request.prompt_ids)
         self.num_prompt = self.num_known = len(self.token_ids)
+        self.num_scored = 0 if self.params.prompt_logprobs is not None else self.params.prompt_logprob_start
         self.transfer_params = None if self.core_request.pooling is not None else transfer_params_of(self.params)
 
     @property
@@ -251,8 +252,8 @@ class Request:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """True if prompt log-probabilities are still to be returned; the last position of a prompt has none."""
-        asked = self.params.prompt_logprobs is not None and self.core_request.returns_prompt_logprobs
-        return asked and self.num_prompt_logprobs < self.num_prompt - 1
+        asked = self.params.scores_prompt and self.core_request.returns_prompt_logprobs
+        return asked and self.num_scored < self.num_prompt - 1
 
     def scored_positions(self, start: int, count: int) -> range:
         """Positions, among `count` tokens from `start` on, that still need log-probabilities.
@@ -261,7 +262,7 @@ class Request:
         """
         if not self.wants_prompt_logprobs:
             return range(0)
-        return range(max(start, self.num_prompt_logprobs), min(start + count, self.num_prompt - 1))
+        return range(max(start, self.num_scored), min(start + count, self.num_prompt - 1))
 
     def num_rows(self, start: int, count: int) -> int:
         """Rows of logits that `count` tokens from `start` on need: for each score; if it samples, for the next token
@@ -269,7 +270,7 @@ class Request:
         if self.core_request.pooling is not None:
             return len(self.core_request.pooled_positions(start, count))
         drawn = 1 + self.num_drafts if start + count == len(self.token_ids) else 0
-        return drawn if self.params.prompt_logprobs is None else drawn + len(self.scored_positions(start, count))
+        return drawn + len(self.scored_positions(start, count)) if self.params.scores_prompt else drawn
 
 
 def random_key(seed: int | str, index: int) -> tuple[int, int]:

@@ -69,8 +69,9 @@ class StepOutputProcessor:
         self._num_tokens += plan.num_tokens
         self._step_sizes[bisect_left(STEP_BOUNDS, plan.num_tokens)] += 1
         deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
-        for request, found in result.prompt_logprobs.items():
-            request.num_prompt_logprobs += len(found)
+        for request, found in {**result.pooled, **result.prompt_logprobs}.items():
+            if request in plan.tokens:  # one that was taken back has given nothing
+                request.num_scored += len(found)
         deltas += [self._pool(request, found) for request, found in result.pooled.items() if request in plan.tokens]
         after = result.rows.after_drafts() if plan.num_drafts else {}
         for row, request in enumerate(result.rows.sample):
@@ -90,9 +91,11 @@ class StepOutputProcessor:
         return deltas
 
     def _pool(self, request: Request, found: "FloatRows | str") -> TokenDelta:
-        """Ends a pooling request with its numbers, or with why there are none."""
+        """Ends a pooling request with its numbers, or why it has none; of another, gives scores of its prompt."""
         if isinstance(found, str):
             return self.fail(request, found)
+        if request.core_request.pooling is None:
+            return TokenDelta(request.request_id, [], data=found.tobytes(), shape=found.shape)
         delta = self.end(request, FinishReason.STOP)
         delta.data, delta.shape = found.tobytes(), found.shape
         return delta

@@ -24,7 +24,7 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
     "type_vocab_size": (0, MAX_INT32),  # 0: segments have no embedding, as in DeBERTa
-    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions"), (1, MAX_INT32)),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "max_position_embeddings", "n_positions"), (1, MAX_INT32)),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MAX_INT32)),
     **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MAX_INT32)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
@@ -78,7 +78,8 @@ OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_confi
 OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
 CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
-GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
+# how classes with a head are called; MarianMTModel translates
+GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 REMEDY = "correct it, or fetch the model anew"
 
 

@@ -19,6 +19,7 @@ from quintet.hub.resolve import load_model_config
 from quintet.hub.wrappers import text_model_type
 from quintet.model_loader.gguf_weights import model_of
 from quintet.models import added_for, families
+from quintet.models.encoders.checkpoints import refuse_encoder_decoder
 
 # a switch of transformers' configs: an entry that differs between layers may be read
 PER_LAYER = "allow_global_per_layer_attribute_access"
@@ -54,10 +55,11 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         if config.model_impl == "transformers":
             raise ValueError(f"model_impl='transformers' reads a config.json, not {place.name}; leave it out")
         return ""
-    if config.model_impl == "transformers":
-        return "model_impl transformers: asked for"
     overrides = model_overrides(config)
     raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
+    if config.model_impl == "transformers":
+        refuse_encoder_decoder(raw.get("model_type"), raw, asked=True)
+        return "model_impl transformers: asked for"
     kind, architectures = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or config.model_impl == "quintet" or kind in families() or kind in own:
         return ""
@@ -66,6 +68,7 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
     text = text_model_type(kind, raw, place / "config.json")
     if text in families() or text in own or (not is_known_type(kind) and not raw.get("auto_map")):
         return ""
+    refuse_encoder_decoder(text, raw)
     return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 

@@ -32,6 +32,7 @@ from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.models import added_for, families
+from quintet.models.encoders.checkpoints import obeyed_entries
 from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,6 @@ _WEIGHTS = "*.safetensors"
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
-
-
 def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
     """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
     to do."""
@@ -350,7 +349,7 @@ def load_generation_config(
 
 def _passed_over(entries: Mapping[str, Any]) -> str:
     """Returns the entries by which transformers would generate other text, and which are not obeyed here."""
-    obeyed = ("suppress_tokens", "begin_suppress_tokens") if "no_timestamps_token_id" in entries else ()  # Whisper's
+    obeyed = obeyed_entries(entries)
     return ", ".join(f"{name}={reprlib.repr(entries[name])}" for name, plain in _NOT_OBEYED.items()
                      if entries.get(name) not in (None, plain, []) and name not in obeyed)  # fmt: skip
 

@@ -211,6 +211,7 @@ class ModelBase(nn.Module):
     renamed_tensors: ClassVar[Mapping[str, str]] = {}  # parts of their names -> parts of the modules' names
     ignored_tensors: tuple[str, ...] = ()  # patterns of names that a file may hold and no layer asks for
     ignored_suffixes: tuple[str, ...] = ()  # ends of such names, by the checkpoint's quantization
+    gathered_from: ClassVar[tuple[str, ...]] = ()  # names of tensors that gathered() makes the modules' of
     other_stage_tensors: frozenset[str] = frozenset()  # those that layers of other pipeline stages are made of
     vocab_size: int
 

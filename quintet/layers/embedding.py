@@ -100,9 +100,20 @@ class SinusoidalPositionEmbedding(PositionEmbedding):
         return []
 
     def constants(self) -> Mapping[str, Tensor]:
-        count, width = self._shape
+        return {"weight": self._table(*self._shape).to(self._build.dtype)}
+
+    def _table(self, count: int, width: int) -> Tensor:
         half = width // 2
         waves = torch.exp(torch.arange(half, dtype=torch.int64).float() * -(math.log(10000) / (half - 1)))
         angles = torch.arange(count, dtype=torch.int64).float()[:, None] * waves[None, :]
-        table = torch.cat([angles.sin(), angles.cos(), torch.zeros(count, width % 2)], dim=1)
-        return {"weight": table.to(self._build.dtype)}
+        return torch.cat([angles.sin(), angles.cos(), torch.zeros(count, width % 2)], dim=1)
+
+
+class VaswaniPositionEmbedding(SinusoidalPositionEmbedding):
+    """The same with waves that never reach 10,000 * 2 pi positions, as the paper has them (Marian, Pegasus)."""
+
+    def _table(self, count: int, width: int) -> Tensor:
+        sines, cosines = (width + 1) // 2, width // 2
+        waves = 10000.0 ** (torch.arange(sines, dtype=torch.float64) * 2 / width)
+        angles = torch.arange(count, dtype=torch.float64)[:, None] / waves[None, :]
+        return torch.cat([angles.sin(), angles[:, :cosines].cos()], dim=1).float()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
 
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 from quintet.lora.request import LoRARequest
 
 GROUP = "quintet.lora_resolvers"

@@ -1,19 +1,22 @@
 """Media that a Python caller has decoded already: Pillow's images, arrays, tensors."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.decoding.images import check_size, rgb_array
 from quintet.media.decoding.jobs import MAX_DECODED_BYTES, MAX_FRAMES, Refused
 from quintet.media.errors import MediaError
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, VideoTimes
+from quintet.media.lazy_numpy import np
 from quintet.media.parts import MAX_UUID, MediaPart
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _KEYS = {IMAGE: IMAGE, "images": IMAGE, VIDEO: VIDEO, "videos": VIDEO, AUDIO: AUDIO, "audios": AUDIO}
 _FORMS = {

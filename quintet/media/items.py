@@ -1,16 +1,19 @@
 """Media of a request: as decoded, and as a model's processor makes them ready for its encoder."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.media.kinds import AUDIO as AUDIO
 from quintet.media.kinds import IMAGE as IMAGE
 from quintet.media.kinds import VIDEO as VIDEO
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class WireArray:
     data: bytes  # in C order
 
     @classmethod
-    def of(cls, array: NDArray[Any]) -> "WireArray":
+    def of(cls, array: NDArray[Any]) -> WireArray:
         """Returns the array as bytes."""
         return cls(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 

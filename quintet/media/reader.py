@@ -1,15 +1,14 @@
 """Fetches and decodes the media of a prompt."""
 
+from __future__ import annotations
+
 import functools
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.decode import PROCESSES, AudioDecoder, AudioError, AudioPackageMissing
@@ -21,8 +20,12 @@ from quintet.media.fetch.sources import MediaSources
 from quintet.media.info import MediaInfo
 from quintet.media.io_options import merge_io_options, read_io_options
 from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia
+from quintet.media.lazy_numpy import np
 from quintet.media.parts import MediaPart
 from quintet.media.tensors import read_embeds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FETCHERS = 8  # URLs that are fetched at once, of all requests
 MAX_AUDIO_SECONDS = 3600.0  # of one recording

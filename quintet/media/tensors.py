@@ -1,12 +1,15 @@
 """Rows of numbers that stand in the place of an encoder's output (image_embeds, audio_embeds)."""
 
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from quintet.media.errors import MediaError
 from quintet.media.fetch.sources import decode_base64
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_ROWS = 2**16  # of one item; far more than an encoder makes of one
 _SLACK = 2**16  # bytes of a file besides its numbers

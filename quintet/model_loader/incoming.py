@@ -7,7 +7,7 @@ stack) may come one by one and in any order: tensors wait here until all are the
 import hashlib
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,8 +106,9 @@ class Incoming:
     After the first write the model is torn until finish() has returned.
     """
 
-    def __init__(self, model: ModelBase, platform: Platform) -> None:
-        self._model, self._platform = model, platform
+    def __init__(self, model: ModelBase, platform: Platform, module_name: Callable[[str], str] | None = None) -> None:
+        """`module_name`: of a tensor of a tower, whose names are not those of a text model."""
+        self._model, self._platform, self._module_name = model, platform, module_name
         self._targets = [_Target(each, each.weight) for each in declared_weights(model)]
         self._by_source: dict[str, list[tuple[_Target, bool]]] = {}  # with True where it is the name of floats
         self._elsewhere: set[str] = set(model.other_stage_tensors)  # that other ranks keep whole
@@ -169,10 +170,16 @@ class Incoming:
         for own, part in self._entries(name, tensor):
             self._take(own, part, owned)
 
+    def takes(self, name: str) -> bool:
+        """True if a tensor of this name is a weight of the model, or a part of one."""
+        self._check_name(name)
+        known = self._by_source.keys() | self._elsewhere | set(self._model.gathered_from)
+        return any(own in known for own in self._candidates(name))
+
     def finish(self, partial: bool = False) -> None:
         """Checks that the update is complete. ValueError names tensors that never came: unless `partial`, every weight
         must have been written; in any case those must be complete of which some tensors came."""
-        self._place_gathered()
+        self.place_waiting()
         if lacking := self.pending:
             raise ValueError(
                 f"weights are incomplete: {format_names(lacking)} never came, and others that they make one weight "
@@ -202,10 +209,7 @@ class Incoming:
             raise ValueError(f"a tensor is called {repr(name)[:64]}, which no model has; give the checkpoint's name")
 
     def _known(self, name: str) -> bool:
-        self._check_name(name)
-        if any(own in self._by_source or own in self._elsewhere for own in self._candidates(name)):
-            return True
-        return self._is_ignored(name, None) or not self._candidates(name) or self._unstacks(name)
+        return self.takes(name) or self._is_ignored(name, None) or not self._candidates(name) or self._unstacks(name)
 
     def _unstacks(self, name: str) -> bool:
         """True if a tensor of some number of axes by this name is a stack of several that the model wants."""
@@ -214,6 +218,8 @@ class Incoming:
 
     def _candidates(self, name: str) -> list[str]:
         """Modules' names that a tensor of this name may have; none for a part that is not of the text model."""
+        if self._module_name is not None:
+            return [self._module_name(name)]
         text = text_names([name])(name)
         if text is None:
             return []
@@ -287,8 +293,9 @@ class Incoming:
         self._platform.place(target.weight, tensors, into=target.declared.layer.assigned_tensors)
         target.written = True
 
-    def _place_gathered(self) -> None:
-        """Makes the modules' tensors of those that wait for the end of the update."""
+    def place_waiting(self) -> None:
+        """Makes the modules' tensors of those that wait for the end of the update, and writes them. ValueError if some
+        have no place."""
         if not self._gathered:
             return
         waiting, self._gathered = self._gathered, None
@@ -306,6 +313,8 @@ class Incoming:
             self._gathered = {}
 
     def _located(self, name: str, entry: TensorEntry) -> list[tuple[str, tuple[Any, ...]]]:
+        if self._module_name is not None:
+            return [(name, ())]
         text = text_names([name])(name)
         if text is None:
             return []

@@ -30,6 +30,7 @@ from quintet.common.file_digests import file_identity
 from quintet.common.terminal import print_stderr
 from quintet.config.cache_dir import cache_folder, unsafe_reason
 from quintet.layers.build import Layer, named_layers
+from quintet.model_loader.mmap_replace import replace_by_file
 
 try:
     import fcntl
@@ -299,7 +300,8 @@ def _file_layout(assigned: Sequence[tuple[TensorName, Tensor]]) -> tuple[list[Ca
 def _write(
     cache: WeightsCache, kept: Sequence[CachedTensor], tensors: Sequence[Tensor], cancelled: threading.Event
 ) -> None:
-    """Writes the file atomically: another process may read it meanwhile. StoreCancelled leaves nothing of it."""
+    """Writes the file atomically: another process may read it meanwhile. StoreCancelled leaves nothing of it. Then maps
+    it in the place of the tensors' memory."""
     entries = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
     header = json.dumps({"checkpoint": cache.checkpoint, "tensors": entries}).encode()
     start = -(-(8 + len(header)) // ALIGNMENT) * ALIGNMENT
@@ -320,6 +322,7 @@ def _write(
             stream.flush()
             os.fsync(stream.fileno())  # or a crash could leave a name without its content
             os.replace(made, cache.file)  # while the lock is held
+            replace_by_file(stream.fileno(), ((start + each.offset, x) for each, x in zip(kept, tensors, strict=True)))
     except BaseException:
         with contextlib.suppress(OSError):
             Path(made).unlink()

@@ -6,12 +6,13 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module:Class
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
     "bailing_moe_v2": "bailing_moe",
+    "blenderbot": "bart",
     "camembert": "roberta",
     "cwm": "ministral",
     "falcon_mamba": "mamba",
@@ -24,7 +25,12 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
     "llama4_text": "llama4",
+    "m2m_100": "bart",
+    "marian": "bart",
+    "mbart": "bart",
     "new": "gte",
+    "pegasus": "bart",
+    "plbart": "bart",
     "xlm-roberta": "roberta",
     "xlm-roberta-flash": "jina_embeddings_v3",
     "qwen2_vl_text": "qwen2",

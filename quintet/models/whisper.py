@@ -5,40 +5,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import SelfAttention
-from quintet.layers.attention.cross import CrossAttention
-from quintet.layers.build import BuildContext, Layer, even_shards
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse, run_layers, select_output_rows
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from quintet.layers.encoder_decoder import EPS, BlockSizes, CrossDecoderBlock
 from quintet.layers.layer_state import LayerMixer, StepState
-from quintet.layers.linear import LMHead, column_parallel, row_parallel
-from quintet.layers.mlp import activation_name
+from quintet.layers.linear import LMHead
 from quintet.layers.norm import LayerNorm
-from quintet.models.encoders.whisper import EPS, WhisperEncoder, attention_sizes, canonical_name, with_plain_products
-
-
-class WhisperDecoderLayer(Layer):
-    """Attention to the text before, to the encoder's rows, and feed-forward, each behind a norm."""
-
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build, "add", "activate")
-        width, inner = config.d_model, even_shards(config.decoder_ffn_dim, build.size)
-        sizes = attention_sizes(width, config.decoder_attention_heads)
-        self.self_attn_layer_norm = LayerNorm(build, width, EPS)
-        self.self_attn = SelfAttention(build, sizes, None)
-        self.encoder_attn_layer_norm = LayerNorm(build, width, EPS)
-        self.encoder_attn = CrossAttention(build, sizes)
-        self.final_layer_norm = LayerNorm(build, width, EPS)
-        self.fc1 = column_parallel(build, width, {"fc1": inner}, True)
-        self.fc2 = row_parallel(build, inner, ("fc2", width), True)
-        self._kind = activation_name(config.activation_function)
-
-    def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        add = self.ops.add
-        x = add(self.self_attn(self.self_attn_layer_norm(x), cache), x)
-        x = add(self.encoder_attn(self.encoder_attn_layer_norm(x), cache), x)
-        out: Tensor = add(self.fc2(self.ops.activate(self.fc1(self.final_layer_norm(x)), self._kind)), x)
-        return out
+from quintet.models.encoders.whisper import WhisperEncoder, canonical_name, with_plain_products
 
 
 class WhisperDecoder(nn.Module):
@@ -49,7 +23,8 @@ class WhisperDecoder(nn.Module):
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, config.d_model)
         self.embed_positions = PositionEmbedding(build, config.max_target_positions, config.d_model)
-        self.layers = nn.ModuleList(WhisperDecoderLayer(config, build) for _ in range(config.decoder_layers))
+        sizes = BlockSizes.of(config, "decoder")
+        self.layers = nn.ModuleList(CrossDecoderBlock(sizes, build) for _ in range(config.decoder_layers))
         self.layer_norm = LayerNorm(build, config.d_model, EPS)
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:

@@ -41,7 +41,7 @@ def options(schema: Any, root: Mapping[str, Any]) -> list[Option]:
 
 
 def _options(schema: Any, root: Mapping[str, Any], looks: Iterator[int], deep: int) -> Iterator[Option]:
-    if next(looks, None) is None or not deep or not (schema is True or isinstance(schema, Mapping)):
+    if next(looks, None) is None or deep <= 0 or not (schema is True or isinstance(schema, Mapping)):
         raise NoGrammar
     restricting = (
         {} if schema is True else {key: value for key, value in schema.items() if key not in UNRESTRICTING_KEYWORDS}
@@ -55,7 +55,7 @@ def _options(schema: Any, root: Mapping[str, Any], looks: Iterator[int], deep: i
     elif restricting.keys() == {"$ref"}:
         yield from _options(resolve_reference(restricting["$ref"], root), root, looks, deep - 1)
     elif len(restricting) == 1 and (key := next(iter(restricting))) in ("anyOf", "oneOf", "allOf"):
-        yield from _combined(key, restricting[key], root, looks, deep - 1)
+        yield from _combined(key, restricting[key], root, looks, deep)
     elif implied := [kind for key, kind in IMPLIED.items() if key in restricting]:
         yield implied[0], restricting
     else:

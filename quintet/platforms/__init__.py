@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quintet.common.distribution import install_hint
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 from quintet.common.suggestions import unknown_name_error
 from quintet.config import AUTO, EngineConfig
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract

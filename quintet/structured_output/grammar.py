@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.common.free_memory import release_free_memory
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
@@ -16,7 +17,6 @@ from quintet.structured_output.compile_check import CompileChecker
 from quintet.structured_output.compile_worker import SLOW_MASKS, mask_error, one_line, parser_limits
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 from quintet.structured_output.vocabulary import ByteVocabulary
-from quintet.tokenizers.compact import release_free_memory
 
 if TYPE_CHECKING:
     from quintet.interface.types import IntArray

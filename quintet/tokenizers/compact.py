@@ -1,7 +1,6 @@
 """Compact JSON form of a tokenizer with a BPE model: it loads in less time and memory than tokenizers' own JSON."""
 
 import base64
-import ctypes
 import json
 import sys
 from array import array
@@ -78,14 +77,6 @@ def restore(form: Mapping[str, Any]) -> Any:
     made.model = model
     made.add_tokens([AddedToken(**each) for each in form["added"]])
     return made
-
-
-def release_free_memory() -> None:
-    """Gives free memory of the C library's heap back: building a tokenizer leaves up to 300 MB there."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-        if trim is not None:
-            trim(0)
 
 
 def _pairs(merges: Sequence[Any], ids: Mapping[str, int]) -> "array[int] | None":

@@ -12,12 +12,13 @@ from typing import Any
 
 from quintet.common.distribution import install_hint
 from quintet.common.file_digests import file_identity
+from quintet.common.free_memory import release_free_memory
 from quintet.common.imports import without_garbage_collection
 from quintet.common.json_files import read_object
 from quintet.gguf.tokenizer import BPEModel
 from quintet.hub import transformers_cache as readings
 from quintet.model_loader.mistral_format import TEKKEN
-from quintet.tokenizers.compact import compact, compact_model, release_free_memory, restore
+from quintet.tokenizers.compact import compact, compact_model, restore
 from quintet.tokenizers.load_errors import converters, load_error, one_line, panic_as_value_error, without_json
 from quintet.tokenizers.token_bytes import TokenBytes
 

@@ -1,4 +1,4 @@
-"""Decoding rules of a Whisper checkpoint, as its generation config has them."""
+"""Decoding rules of an encoder-decoder checkpoint, as its generation config has them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _REMEDY = "correct generation_config.json, or fetch the model again"
 
 @dataclass(frozen=True)
 class DecodingRules:
-    """Tokens that transcripts never have, and how their timestamps follow one another."""
+    """Tokens that are never sampled, and how timestamps of transcripts follow one another."""
 
     suppress: tuple[int, ...]  # never sampled
     begin_suppress: tuple[int, ...]  # nor first
@@ -37,6 +37,7 @@ class DecodingRules:
             return value
 
         suppress, begin, no_timestamps = ids("suppress_tokens"), ids("begin_suppress_tokens"), number(_NO_TIMESTAMPS)
+        suppress = tuple(sorted({*suppress, *_banned(entries, vocab_size)}))
         if no_timestamps is None:
             return cls(suppress, begin, None)
         start = number("decoder_start_token_id")
@@ -50,3 +51,15 @@ class DecodingRules:
         """Returns whether what follows a prompt has timestamps: it starts a transcript, and does not exclude them."""
         tokens = self.tokens
         return tokens is not None and tokens.sot in prompt_ids and tokens.no_timestamps not in prompt_ids
+
+
+def _banned(entries: Mapping[str, Any], vocab_size: int) -> list[int]:
+    """Returns the tokens of bad_words_ids that are words by themselves, such as Marian's padding. ValueError if the
+    entry is no list of lists of tokens."""
+    words = entries.get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
+        raise ValueError(f"bad_words_ids is no list of lists of token ids; {_REMEDY}")
+    single = [word[0] for word in words if len(word) == 1]
+    if not all(type(each) is int and 0 <= each < vocab_size for each in single):
+        raise ValueError(f"bad_words_ids has tokens that are not below {vocab_size}; {_REMEDY}")
+    return single

@@ -93,6 +93,7 @@ def test_one_cancelled_while_it_is_added_does_not_run() -> None:
     engine._calls.put((held.wait, Future()))  # type: ignore[arg-type]  # so that two are added before the first step
 
     async def main() -> None:
+        await until(lambda: queued(engine) == 0)  # the engine's thread is held
         first = asyncio.create_task(follow(engine, [1], max_tokens=20))
         second = asyncio.create_task(follow(engine, [2], max_tokens=400))
         await until(lambda: queued(engine) == 2)

@@ -11,6 +11,7 @@ import pytest
 
 from quintet.cli import main as cli
 from quintet.cli.commands import new_platform
+from quintet.common import distribution
 from quintet.conformance import kit
 from quintet.interface.platform import CONTRACT_VERSION
 from tests.helpers.logs import as_before
@@ -74,6 +75,22 @@ def test_it_names_the_guide_at_the_documentations_address(monkeypatch: pytest.Mo
     assert "https://example.org/docs/vendors.html is the guide" in " ".join(
         new_platform.package("x")["README.md"].split()
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [
+        (None, "pip install quintet-llm"),
+        ("/my own/engine", "pip install '/my own/engine' '/my own/engine/tools'"),
+    ],
+)
+def test_its_readme_installs_the_engine_from_where_this_one_comes(
+    source: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (new_platform, distribution):
+        monkeypatch.setattr(module, "checkout", lambda: source)
+    lines = [line.partition("  ")[0] for line in new_platform.package("x")["README.md"].splitlines()]
+    assert command in lines
 
 
 @pytest.fixture(scope="module")

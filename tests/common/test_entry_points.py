@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 
 
 def test_a_group_is_what_importlib_finds() -> None:

@@ -38,6 +38,8 @@ BAD = {
     "prompt_logprobs": [-2, True, 1.5, "5"],
     "logprob_token_ids": [[], [-1], [True], [1.5], "5", 5, list(range(129)), [2**31]],
     "flat_logprobs": [1, None, "yes"],
+    "prompt_logprob_token_ids": [[], [[]], [1], "5", 5, [[-2]], [[True]], [[1.5]], [[2**31]]],
+    "prompt_logprob_start": [-1, True, 1.5, 3],
     "trace_decode_token_ids": [[], (), {1}, "5", 5, [-1], [True], [1.5], [2**31]],
     "detokenize": [1, None],
     "skip_special_tokens": ["no", 0],

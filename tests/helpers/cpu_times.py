@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.selection import LONG_TESTS
 
-LONG = 1.0  # seconds of processor time, of all cases of a test that `make test` would run
+LONG = 0.5  # seconds of processor time, of all cases of a test that `make test` would run
 ALWAYS = "tests/rules/"  # each change may break these, and no test beside them would see it
 
 

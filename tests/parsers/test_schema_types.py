@@ -21,12 +21,17 @@ def choices(count: int) -> dict[str, Any]:
     return schema
 
 
-@pytest.mark.parametrize(("nested", "levels"), [(references, 1), (choices, 2)])  # levels that one takes
-def test_references_and_choices_are_followed_as_deep_as_is_allowed_and_no_deeper(nested: Any, levels: int) -> None:
-    most = (MAX_DEPTH - 1) // levels
+def choices_behind_a_reference(count: int) -> dict[str, Any]:
+    return {"$ref": "#/$defs/d", "$defs": {"d": choices(count - 1)}}
+
+
+@pytest.mark.parametrize("nested", [references, choices, choices_behind_a_reference])
+def test_references_and_choices_are_followed_as_deep_as_is_allowed_and_no_deeper(nested: Any) -> None:
+    most = MAX_DEPTH - 1
     assert options(nested(most), nested(most)) == [("string", {"type": "string"})]
-    with pytest.raises(NoGrammar):
-        options(nested(most + 1), nested(most + 1))
+    for count in (most + 1, most + 2, 400):
+        with pytest.raises(NoGrammar):
+            options(nested(count), nested(count))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words[1:])
 
 
-@pytest.fixture(params=["source", *(each.name for each in OVERLAYS)])
+@pytest.fixture(scope="module", params=["source", *(each.name for each in OVERLAYS)])
 def manifest(request: pytest.FixtureRequest) -> dict[str, Document]:
     """The base as it is written, and what kubectl makes of each overlay, by kind."""
     if request.param == "source":

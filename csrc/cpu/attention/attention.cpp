@@ -63,8 +63,10 @@ void check_request(const AttentionCall& call, const AttentionBatch& batch, long 
     check("batch.query_start_loc", r + 1, last, batch.tokens);
     if (first == last) return;
     check("batch.seq_lens", r, length, batch.width * call.page_size);
+    // Positions of a decoder's tokens have nothing to do with those of an encoder's rows, all of which they see.
+    const bool among = call.causal || call.window > 0 || call.chunk > 0 || call.slopes;
     for (long token = first; token < last; ++token) {
-        check("batch.positions", token, call.positions[token], length - 1);
+        check("batch.positions", token, call.positions[token], among ? length - 1 : INT32_MAX);
         if (token > first && call.positions[token] <= call.positions[token - 1]) {
             throw std::invalid_argument("batch.positions of row " + std::to_string(token) + " does not rise");
         }

@@ -2,12 +2,13 @@
 
 import argparse
 import keyword
+import shlex
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from quintet import __version__, conformance
-from quintet.common.distribution import DISTRIBUTION
+from quintet.common.distribution import DISTRIBUTION, checkout, install_hint
 from quintet.common.value_parsers import text
 from quintet.config import option
 from quintet.config.schema import flags
@@ -82,6 +83,16 @@ def guide() -> str:
     return f"{found[0].rstrip('/')}/vendors.html" if found else "docs/vendors.md, in quintet's source,"
 
 
+def _install_command() -> str:
+    """Returns the command that installs the engine; from a checkout also the models of the conformance kit, which the
+    index then need not have."""
+    source = checkout()
+    if source is None:
+        return install_hint()
+    folder = Path(source).resolve()
+    return f"pip install {shlex.quote(str(folder))} {shlex.quote(str(folder / 'tools'))}"
+
+
 def package(name: str) -> dict[str, str]:
     """Path -> content of every file."""
     from quintet.interface.platform import CONTRACT_VERSION
@@ -94,6 +105,7 @@ def package(name: str) -> dict[str, str]:
         "quintet": __version__,
         "contract": str(CONTRACT_VERSION),
         "guide": guide(),
+        "install": _install_command(),
     }
     home = Path(conformance.__file__).with_name("template")
     texts = {path: (home / f"{each}.txt").read_text(encoding="utf-8") for each, path in _FILES.items()}

@@ -10,7 +10,11 @@ from quintet.common.suggestions import nearest_name
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NO_MEDIA = "images, audio and video of no model are served yet, text alone; leave it out"
+_ENCODERS = "the platform decides how encoders of images run; leave it out"
+_MMPROJ = (
+    "encoders of GGUF files (mmproj) are not read yet; leave it out for text, or give a folder of safetensors, whose "
+    "images are served for some families"
+)
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _AS_THE_MODEL = "a draft model has the model's setting of that name; leave it out"
@@ -50,9 +54,9 @@ UNSUPPORTED: Mapping[str, str] = {
         "texts of requests are never logged; leave it out",
     ),
     "worker_cls": "a platform package decides how it runs; see quintet/interface/platform.py",
-    "default_mm_loras": "images and audio of no model are served yet, so no adapter is theirs; leave it out",
+    "default_mm_loras": "adapters are of the text model alone; leave it out",
     "specialize_active_lora": "steps compute the adapters that their requests have, and no others; leave it out",
-    "enable_tower_connector_lora": "images of no model are served yet, so no tower takes an adapter; leave it out",
+    "enable_tower_connector_lora": "adapters are of the text model alone; leave it out",
     "pt_load_map_location": "tensors are read into the host's memory wherever they were; leave it out",
     "use_tqdm_on_load": "use use_tqdm",
     "task": "use runner='pooling', and convert",
@@ -119,12 +123,12 @@ UNSUPPORTED: Mapping[str, str] = {
     "compilation_config.cudagraph_num_of_warmups": "each captured step has run once before; leave it out",
     "compilation_config.cudagraph_copy_inputs": "inputs are always copied to where a captured step reads; leave it out",
     "compilation_config.cudagraph_specialize_lora": "steps with and without adapters are captured apart; leave it out",
-    "compilation_config.compile_mm_encoder": _NO_MEDIA,
-    "compilation_config.cudagraph_mm_encoder": _NO_MEDIA,
-    "compilation_config.encoder_cudagraph_token_budgets": _NO_MEDIA,
-    "compilation_config.encoder_cudagraph_max_images_per_batch": _NO_MEDIA,
-    "compilation_config.encoder_cudagraph_max_vision_items_per_batch": _NO_MEDIA,
-    "compilation_config.encoder_cudagraph_max_frames_per_batch": _NO_MEDIA,
+    "compilation_config.compile_mm_encoder": _ENCODERS,
+    "compilation_config.cudagraph_mm_encoder": _ENCODERS,
+    "compilation_config.encoder_cudagraph_token_budgets": _ENCODERS,
+    "compilation_config.encoder_cudagraph_max_images_per_batch": _ENCODERS,
+    "compilation_config.encoder_cudagraph_max_vision_items_per_batch": _ENCODERS,
+    "compilation_config.encoder_cudagraph_max_frames_per_batch": _ENCODERS,
 }
 
 
@@ -169,7 +173,7 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("-md", "--model-draft"), "use --speculative-config.model MODEL"),
     **dict.fromkeys(("--embedding", "--embeddings", "--reranking"), "such a model is known by its files; leave it out"),
     **dict.fromkeys(("--lora", "--lora-scaled"), "use --enable-lora --lora-modules NAME=FOLDER"),
-    **dict.fromkeys(("--mmproj", "-mm"), _NO_MEDIA),
+    **dict.fromkeys(("--mmproj", "-mm"), _MMPROJ),
     **dict.fromkeys(("-cb", "--cont-batching"), "requests always share steps; leave it out"),
     **dict.fromkeys(
         ("--metrics", "--slots", "--props"), "GET /metrics and GET /v1/models are always there; leave it out"
@@ -260,8 +264,6 @@ PARAMETERS: Mapping[str, str] = {
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
-    "prompt_logprob_token_ids": "use prompt_logprobs",
-    "prompt_logprob_start": "use prompt_logprobs",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
     "routed_experts_prompt_start": "the routed experts of a token are not returned; leave it out",
     "skip_clone": "parameters are never changed; leave it out",

@@ -49,9 +49,8 @@ class EncoderCache:
     """Pages of an encoder's rows, found by the media's digest."""
 
     def __init__(self, pool: PagePool, group: int, rows: int, page_size: int) -> None:
-        """group: of the layers that read them. rows: of one item."""
+        """group: of the layers that read them. rows: of one item, at most."""
         self.pool, self.rows = pool, rows
-        self.num_pages = -(-rows // page_size)  # of one item
         self.num_passes = 0  # that were planned, since the start
         self.num_hits = 0  # requests that started and found their rows
         self._group, self._page_size = group, page_size
@@ -67,18 +66,17 @@ class EncoderCache:
         """Returns how many free pages the request would take: new ones, or those that were kept for others."""
         if request in self._holders:
             return 0
-        pages = self._found(_key(request))
-        return self.num_pages if pages is None else sum(map(self.pool.is_free, pages))
+        item = self._item(request)
+        pages = self._found(item)
+        return self._num_pages(item) if pages is None else sum(map(self.pool.is_free, pages))
 
     def hold(self, request: "Request") -> None:
         """The request starts: it takes the pages of its media, and plans the pass if they hold nothing yet.
 
         The caller has seen that so many pages are free, and has retained the request's other pages.
         """
-        media = request.core_request.encoder
-        assert media is not None, "admission refuses requests without media"
-        item = EncoderItem(media, _key(request), self.rows)
-        pages = self._found(item.key)
+        item = self._item(request)
+        pages = self._found(item)
         if pages is None:
             pages = self._allocate(item)
         else:
@@ -118,23 +116,33 @@ class EncoderCache:
     def check_integrity(self, requests: Iterable["Request"]) -> None:
         """Asserts that all running requests hold their media's pages, and no others do."""
         assert set(requests) == set(self._holders), "other requests hold an encoder's rows than those that run"
-        assert all(len(held.pages) == self.num_pages for held in self._holders.values()), "an item lacks pages"
+        whole = all(len(held.pages) == self._num_pages(held.item) for held in self._holders.values())
+        assert whole, "an item lacks pages"
         assert self._writes.keys() <= set(map(self._write_key, self._holders.values())), "a pass is of no request"
 
-    def _found(self, key: bytes) -> list[int] | None:
+    def _item(self, request: "Request") -> EncoderItem:
+        """Returns what the encoder takes of a request: media whose rows are counted, or that have all rows."""
+        media = request.core_request.encoder
+        assert media is not None and media.count <= self.rows, "admission refuses requests without media, and long ones"
+        return EncoderItem(media, _key(request), media.count or self.rows)
+
+    def _num_pages(self, item: EncoderItem) -> int:
+        return -(-item.count // self._page_size)
+
+    def _found(self, item: EncoderItem) -> list[int] | None:
         """Returns the pages that hold the item; None if not all of it is there."""
-        hashes = self._hashes(key)
+        hashes = self._hashes(item)
         return [self.pool.page(each) for each in hashes] if all(map(self.pool.has, hashes)) else None
 
-    def _hashes(self, key: bytes) -> list[bytes]:
+    def _hashes(self, item: EncoderItem) -> list[bytes]:
         """Hashes of its pages: longer than those of tokens' pages."""
         suffix = self._group.to_bytes(2, "little")
-        return [key + index.to_bytes(4, "little") + suffix for index in range(self.num_pages)]
+        return [item.key + index.to_bytes(4, "little") + suffix for index in range(self._num_pages(item))]
 
     def _allocate(self, item: EncoderItem) -> list[int]:
         """Takes pages for an item that is not there, and plans its pass."""
-        pages = self.pool.allocate(self.num_pages)
-        for page, digest in zip(pages, self._hashes(item.key), strict=True):
+        pages = self.pool.allocate(self._num_pages(item))
+        for page, digest in zip(pages, self._hashes(item), strict=True):
             if self.pool.has(digest):  # the rest of it was given to others
                 self.pool.uncache(self.pool.page(digest))
             self.pool.commit(page, digest)  # whether or not prefixes are cached: n completions are of one pass

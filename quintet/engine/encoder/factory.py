@@ -2,15 +2,17 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quintet.config import EngineConfig
 from quintet.engine.encoder.cache import EncoderCache
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.layers.decoder import ModelBase
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.model_loader.generation_config import read_generation_config
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
+from quintet.models.encoders.base import CrossEncoder
 from quintet.transcription.rules import DecodingRules
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]
     speculative = config.speculative_config
     drafts = speculative is not None and speculative.method not in ("ngram", "suffix")
     wanted = {
-        "runner": config.runner == "pooling" and "it transcribes, and gives no numbers",
+        "runner": config.runner == "pooling" and "it generates text, and gives no numbers",
         "pipeline_parallel_size": config.pipeline_parallel_size > 1
         and "an encoder's rows are read by the layers of all stages; share each layer out (tensor_parallel_size)",
         "enable_lora": config.enable_lora and "adapters would change what its encoder gives, which requests share",
@@ -41,23 +43,40 @@ def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]
     return family
 
 
-def speech_input(hf_config: Any, worker: "Worker") -> SpeechInput | None:
-    """Returns what the encoder takes of a request; None: there is none."""
+def encoder_input(folder: Path, hf_config: Any, worker: "Worker") -> SpeechInput | TextInput | None:
+    """Returns what the encoder takes of a request; None: there is none. ValueError names an entry of the generation
+    config that is wrong."""
     if worker.encoder is None:
         return None
-    return SpeechInput(hf_config.num_mel_bins, hf_config.max_source_positions, (hf_config.decoder_start_token_id,))
+    encoder = cast(CrossEncoder, worker.encoder.model)
+    if not encoder.takes_text:
+        return SpeechInput(hf_config.num_mel_bins, hf_config.max_source_positions, (hf_config.decoder_start_token_id,))
+    start, forced = (_token(folder, hf_config, each) for each in ("decoder_start_token_id", "forced_bos_token_id"))
+    start = _token(folder, hf_config, "bos_token_id") if start is None else start
+    if start is None:
+        raise ValueError(f"{folder}: no decoder_start_token_id in generation_config.json or config.json; add it")
+    return TextInput(encoder.rows, hf_config.vocab_size, (start,) if forced is None else (start, forced))
+
+
+def _token(folder: Path, hf_config: Any, name: str) -> int | None:
+    """Returns a token that generation begins with, by the generation config or config.json; None: there is none."""
+    found = read_generation_config(folder).get(name)
+    found = getattr(hf_config, name, None) if found is None else found
+    if found is None or (type(found) is int and 0 <= found < hf_config.vocab_size):
+        return found
+    raise ValueError(f"{folder}: {name} is {str(found)[:40]}, no token id below {hf_config.vocab_size}; correct it")
 
 
 def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRules | None:
-    """Returns the rules of transcripts, by the model's generation config; None: it does not transcribe. ValueError
+    """Returns the rules of a decoder's tokens, by the model's generation config; None: it has no encoder. ValueError
     names an entry that is wrong."""
     if worker.encoder is None:
         return None
     ends = hf_config.eos_token_id
     eot = ends[0] if isinstance(ends, list) else ends
-    entries = read_generation_config(folder)
+    entries, vocab = read_generation_config(folder), worker.model.vocab_size
     try:
-        return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, hf_config.vocab_size)
+        return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, vocab)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
 

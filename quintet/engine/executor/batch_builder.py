@@ -181,7 +181,10 @@ def cross_group(requests: Sequence[Request], tokens: int) -> HostGroup:
     held = [request.encoded for request in requests if request.encoded is not None]
     assert len(held) == len(requests), "a running request holds the pages of its media"
     lengths = np.array([each.item.count for each in held], np.int32)
-    return HostGroup(np.zeros(tokens, np.int32), np.stack([each.table for each in held]), lengths)
+    table = np.zeros((len(held), max(len(each.table) for each in held)), np.int32)
+    for row, each in enumerate(held):
+        table[row, : len(each.table)] = each.table
+    return HostGroup(np.zeros(tokens, np.int32), table, lengths)
 
 
 def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: IntArray) -> HostGroup:

@@ -1,6 +1,7 @@
 """All decisions of an engine, before a weight is read."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quintet.hub.pooling_task import Pooling
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import ShapeBucket
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.media.families import MediaModel
 from quintet.media.input import MediaInput
 
@@ -69,10 +71,10 @@ class EnginePlan:
         there["until"] = rows is not None and rows.whole_runs
         return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
 
-    @property
-    def encoder(self) -> SpeechInput | None:
-        """Media that a request has for the model's encoder; None: it has none."""
-        return encoders.speech_input(self.hf_config, self.ranks.workers[0])
+    @cached_property
+    def encoder(self) -> SpeechInput | TextInput | None:
+        """Media or text that a request has for the model's encoder; None: it has none."""
+        return encoders.encoder_input(self.folder, self.hf_config, self.ranks.workers[0])
 
     @property
     def media(self) -> MediaModel | None:
@@ -80,7 +82,7 @@ class EnginePlan:
         return self.served_media.model(self.config, self.folder, self.sizes.row_store)
 
     @property
-    def taken_media(self) -> MediaInput | SpeechInput | str:
+    def taken_media(self) -> MediaInput | SpeechInput | TextInput | str:
         """Input of media for prompts of the Python API, or why they may have none."""
         return taken_media(self.config, self.media, self.encoder, self.served_media.why)
 

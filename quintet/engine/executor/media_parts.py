@@ -14,6 +14,8 @@ from quintet.engine.executor.model_part import ModelSizes
 from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs, IntArray
 from quintet.layers.quantization import QuantizationPlan
 from quintet.media.items import MediaItem
+from quintet.model_loader.incoming import Incoming
+from quintet.model_loader.incoming_parts import IncomingParts
 from quintet.model_loader.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -38,12 +40,12 @@ def run_tower(worker: "Worker", item: MediaItem, places: IntArray) -> None:
 
 
 @torch.inference_mode()
-def run_encoder(worker: "Worker", embeds: FloatArray, slots: IntArray) -> None:
-    """Runs the encoder's pass of one item, its numbers as the encoder takes them; K and V of its rows go to these slots
-    [E] of the pages that the decoder's layers read."""
+def run_encoder(worker: "Worker", given: FloatArray | IntArray, slots: IntArray) -> None:
+    """Runs the encoder's pass of one item, its token ids [E], or its numbers as the encoder takes them; K and V of its
+    rows go to these slots [E] of the pages that the decoder's layers read."""
     assert worker.encoder is not None, "this worker has no encoder"
     groups = worker.kv_cache_layout
-    worker.run_pass(worker.encoder, encoder_batch(embeds, slots, len(groups.indices), len(groups.groups)))
+    worker.run_pass(worker.encoder, encoder_batch(given, slots, len(groups.indices), len(groups.groups)))
 
 
 def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:
@@ -59,18 +61,27 @@ def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:
         tower.overwrite(worker.platform)
 
 
-def encoder_batch(embeds: Any, slots: IntArray, num_groups: int, group: int) -> HostBatch:
+def incoming_parts(worker: "Worker") -> IncomingParts:
+    """Begins an update of the weights of the model and of what encodes its media."""
+    parts = [Incoming(part.model, worker.platform) for part in (worker.main, worker.encoder) if part is not None]
+    if worker.tower is not None:
+        parts.append(Incoming(worker.tower.model, worker.platform, worker.tower.model.module_name))
+    return IncomingParts(parts)
+
+
+def encoder_batch(given: Any, slots: IntArray, num_groups: int, group: int) -> HostBatch:
     """Returns the batch of one pass: a token for each row, which goes to its slot [E] in the group's pages."""
+    is_text = given.ndim == 1
     rows = len(slots)
     nothing, one = np.zeros(rows, np.int32), np.zeros((1, 1), np.int32)
     lengths = np.array([rows], np.int32)
     groups = [HostGroup(slots if index == group else nothing, one, lengths) for index in range(num_groups)]
     return HostBatch(
-        token_ids=nothing,
+        token_ids=given if is_text else nothing,
         positions=np.arange(rows, dtype=np.int32),
         token_to_seq=nothing,
         query_start_loc=np.array([0, rows], np.int32),
         logits_indices=np.zeros(0, np.int32),
         groups=tuple(groups),
-        inputs=HostInputs(embeds=embeds),
+        inputs=HostInputs() if is_text else HostInputs(embeds=given),
     )

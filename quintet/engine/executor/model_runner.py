@@ -20,6 +20,7 @@ from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.row_store.writing import write_rows
 from quintet.engine.sampling.logits_processors import ProcessorFailed
+from quintet.engine.sampling.prompt_candidates import PromptCandidates
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
 from quintet.engine.sleep import TAGS
 from quintet.engine.step_plan import StepPlan
@@ -41,7 +42,9 @@ class StepResult(NamedTuple):
     logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
     failed: dict[Request, str]  # requests that cannot go on, and why
-    pooled: Mapping[Request, "FloatRows | str"] = {}  # texts with complete numbers, or why they have none
+    pooled: Mapping[
+        Request, "FloatRows | str"
+    ] = {}  # complete numbers of texts, or why they have none; scores of prompts
 
 
 Agree = Callable[[StepPlan, StepResult | Exception], StepResult | Exception]
@@ -254,10 +257,10 @@ class ModelRunner(StepRunner):
         Steps are drawn in the order in which they were started, each before the model of the next one is.
         """
         rows, logits, failed = forward.rows, forward.outputs, forward.failed
-        prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
+        scores = self._score_prompts(logits, rows)
         sampled, rows = self._sample(logits, rows, failed)
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
-            return self._settled(logits, lambda: StepResult(OutputRows([]), [], None, prompts(), failed))
+            return self._settled(logits, lambda: scores()._replace(failed=failed))
         requests = rows.sampled_requests
         if self._kept is not None:
             self._kept.store(sampled.token_ids, requests)
@@ -273,7 +276,7 @@ class ModelRunner(StepRunner):
                 )
                 if found.named:
                     listed = _add_named_tokens(listed, requests, [column[:, 0].tolist() for column in found.named])
-            return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
+            return scores()._replace(rows=rows, token_ids=token_ids().tolist()[:count], logprobs=listed, failed=failed)
 
         return wait
 
@@ -319,23 +322,30 @@ class ModelRunner(StepRunner):
                 logits = torch.cat([logits[row : row + 1] for row in kept]) if kept else logits[:0]
         return None, rows
 
-    def _prompt_logprobs(self, logits: Tensor, rows: OutputRows) -> Callable[[], dict[Request, list[TokenLogprobs]]]:
-        """The rows after those that sample belong to prompts."""
+    def _score_prompts(self, logits: Tensor, rows: OutputRows) -> Callable[[], StepResult]:
+        """The rows after those that sample belong to prompts: -> their log-probabilities, in an else empty result."""
+        nothing = StepResult(OutputRows([]), [], None, {}, {})
+        if not rows.score:
+            return lambda: nothing
         own, wanted = np.zeros((2, logits.shape[0]), np.int32)
         start, places = len(rows.sample) + len(rows.verify), {}
         for request, first, count in rows.score:
             places[request] = slice(start, start + count)
             own[places[request]] = request.token_ids[first + 1 : first + 1 + count]
-            wanted[places[request]] = 1
+            wanted[places[request]] = request.params.prompt_logprobs is not None
             start += count
+        candidates = PromptCandidates.of_step(rows.score, places, logits.shape[0])
         most = _max_logprobs(request.params.prompt_logprobs for request in places)
-        fetched = self._fetch(self._sampler.prompt_logprobs(logits, own, wanted, most))
+        fetched = self._fetch(self._sampler.prompt_logprobs(logits, own, wanted, most, candidates.columns))
 
-        def wait() -> dict[Request, list[TokenLogprobs]]:
+        def wait() -> StepResult:
             found = fetched()
-            return {
-                request: _to_token_logprobs(found, at, request.params.prompt_logprobs) for request, at in places.items()
+            listed = {
+                request: _to_token_logprobs(found, at, request.params.prompt_logprobs)
+                for request, at in places.items()
+                if request.params.prompt_logprobs is not None
             }
+            return nothing._replace(prompt_logprobs=listed, pooled=candidates.scores(found.named))
 
         return wait
 
@@ -353,7 +363,7 @@ class ModelRunner(StepRunner):
 def _max_logprobs(numbers: Iterable[int | None]) -> int:
     """The largest number of log-probabilities that is asked for; -1 is all, None is not asked for."""
     asked = {number for number in numbers if number is not None}
-    return -1 if -1 in asked else max(asked)
+    return -1 if -1 in asked else max(asked, default=0)
 
 
 def _to_token_logprobs(tensors: LogprobTensors, rows: slice, num: int | None) -> list[TokenLogprobs]:

@@ -38,7 +38,7 @@ from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.row_store import RowStore
-from quintet.model_loader.incoming import Incoming
+from quintet.model_loader.incoming_parts import IncomingParts
 from quintet.model_loader.loader import declared_weights
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
@@ -91,7 +91,7 @@ class Worker:
         self._state: State = ()
         self._given: tuple[Tensor, ...] | None = None  # hidden states of the last step, where a draft head reads them
         self._given_by_model = True  # and not by the head itself
-        self.incoming: Incoming | None = None  # tensors of an update of the weights that has begun
+        self.incoming: IncomingParts | None = None  # tensors of an update of the weights that has begun
 
     def build(self, hf_config: Any, sizes: ModelSizes) -> None:
         """Makes the models without their weights; again, if the plan settles on another length."""

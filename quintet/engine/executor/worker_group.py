@@ -10,6 +10,7 @@ from quintet.interface.platform import Channel
 from quintet.interface.types import HostBatch, Outputs
 
 T = TypeVar("T")
+STEP_LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
 
 
 class RemoteRanks(Protocol):

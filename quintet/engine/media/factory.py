@@ -12,6 +12,7 @@ from quintet.hub.hf_overrides import merge_overrides, model_overrides
 from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.media.families import FAMILIES, MediaModel, why_no_media
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
@@ -75,10 +76,10 @@ def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
 
 
 def taken_media(
-    config: EngineConfig, model: MediaModel | None, encoder: SpeechInput | None, why: str
-) -> MediaInput | SpeechInput | str:
+    config: EngineConfig, model: MediaModel | None, encoder: SpeechInput | TextInput | None, why: str
+) -> MediaInput | SpeechInput | TextInput | str:
     """Returns how prompts of the Python API get media: as parts of them, for the model's encoder, or not at all, for
-    this reason."""
+    this reason. An encoder of text takes the prompts."""
     if encoder is not None:
         return encoder
     if model is None:

@@ -12,7 +12,7 @@ import torch
 from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.parallel.step_agreement import crc32, digest, error_text, reconcile
+from quintet.engine.parallel.step_agreement import crc32, digest, error_text, failed_keys, reconcile
 from quintet.engine.pooling.adapted_heads import AdaptedHeads
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
@@ -125,7 +125,7 @@ class PipelineRunner(StepRunner):
             self._give_up(part, error)
         else:
             if not self._last:
-                self._pipe.report(_encode((part.plan_digest, 0, "")))
+                self._pipe.report(_encode((part.plan_digest, 0, "", [])))
         return part
 
     def sample(self, forward: Forward) -> Callable[[], Any]:
@@ -134,7 +134,8 @@ class PipelineRunner(StepRunner):
         if self._last and forward.error is None:
             try:
                 result = self._inner.sample(forward)()
-                self._pipe.report(_encode((forward.plan_digest, crc32(result.token_ids), "")), encode_result(result))
+                note = forward.plan_digest, crc32(result.token_ids), "", list[bytes]()
+                self._pipe.report(_encode(note), encode_result(result))
             except DeviceLost:
                 raise
             except Exception as error:
@@ -148,7 +149,7 @@ class PipelineRunner(StepRunner):
         self._broken = part.error = error
         if not self._last:
             self._pipe.send(None)
-        self._pipe.report(_encode((part.plan_digest, 0, error_text(error))))
+        self._pipe.report(_encode((part.plan_digest, 0, error_text(error), failed_keys(error))))
 
     def agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
         """Returns the result of a step on all ranks, or its error."""
@@ -159,11 +160,13 @@ class PipelineRunner(StepRunner):
             notes, drawn = self._pipe.collect()
         except DeviceLost as error:
             return error
-        proposals = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
+        proposals = [msgspec.msgpack.decode(note, type=tuple[int, int, str, list[bytes]]) for note in notes]
         ranks = len(proposals) // self._pipe.stages
-        alike = {token_ids for _, token_ids, _ in proposals[-ranks:]}
+        alike = {token_ids for _, token_ids, *_ in proposals[-ranks:]}
         own = part.error or StepResult(OutputRows([]), [], None, {}, {})
-        mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in proposals]
+        mixed = [
+            (planned + (token_ids if len(alike) > 1 else 0), why, keys) for planned, token_ids, why, keys in proposals
+        ]
         result = reconcile(mixed, own, self._num_collected)
         if isinstance(result, DeviceLost):
             channel = self._ranks.channel

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from quintet.engine.weight_transfer.controls import Controls, UpdateFailed
-from quintet.engine.weight_transfer.orders import CallWorkersCommand, WeightOrder
+from quintet.engine.weight_transfer.controls import Controls
+from quintet.engine.weight_transfer.orders import CallWorkersCommand, UpdateFailed, WeightOrder
 from quintet.interface.platform import Channel, DeviceLost
 
 MAX_ERROR_BYTES = 600  # bytes of an error that other ranks receive: a message of theirs has 1000 at most

@@ -7,11 +7,13 @@ from quintet.engine.media.factory import media_limits
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.row_store.factory import max_embeds_rows
 from quintet.hub.resolve import resolve_tokenizer
+from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 
 
 def served(prepared: EnginePlan) -> ModelInfo:
     """Returns what API processes must know of the model."""
-    config, generation = prepared.config, dict(prepared.generation)
+    config, generation, encoder = prepared.config, dict(prepared.generation), prepared.encoder
     return ModelInfo(
         model=config.model,
         tokenizer=None if config.skip_tokenizer_init else str(resolve_tokenizer(config, prepared.folder)),
@@ -37,7 +39,8 @@ def served(prepared: EnginePlan) -> ModelInfo:
         reasoning=config.reasoning_config,
         pooling=prepared.pooling_bounds,
         labels=_labels(prepared),
-        encoder=prepared.encoder,
+        encoder=encoder if isinstance(encoder, SpeechInput) else None,
+        source=encoder if isinstance(encoder, TextInput) else None,
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,

@@ -6,6 +6,7 @@ from typing import Any
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.media.audio.encoder_input import SpeechInput
+from quintet.media.encoder_text import TextInput
 from quintet.media.families import MediaModel
 from quintet.media.info import MediaInfo
 
@@ -42,7 +43,8 @@ class ModelInfo:
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
     weight_bytes: int = 0  # that the weights take on one device
     num_ranks: int = 1  # of one engine
-    encoder: SpeechInput | None = None  # what its encoder takes; None: it has none
+    encoder: SpeechInput | None = None  # what its encoder of audio takes; None: it has none
+    source: TextInput | None = None  # what its encoder of text takes; None: it has none
     media: MediaInfo = field(default_factory=MediaInfo)  # images, video and audio that prompts may have
     media_model: MediaModel | None = None  # how they are made ready; None: there may be none
     no_media: str = ""  # why there may be none

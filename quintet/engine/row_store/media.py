@@ -1,5 +1,6 @@
 """Items of the row store for media: the encoder's rows, in the places of their tokens."""
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet.engine.executor.media_parts import run_tower
-from quintet.interface.platform import DeviceLost
+from quintet.engine.executor.worker_group import STEP_LEFT, WorkerGroup
+from quintet.interface.platform import CacheLost, DeviceLost
 from quintet.media.items import MediaItem
 from quintet.media.spans import overlaps
 
 if TYPE_CHECKING:
-    from quintet.engine.executor.worker_group import WorkerGroup
     from quintet.engine.request import CoreRequest, Request
-    from quintet.engine.row_store.items import RowWrite, RowWriter
+    from quintet.engine.row_store.items import RowWrite, RowWriter, Written
 
 logger = logging.getLogger(__name__)
 
@@ -33,24 +34,36 @@ class EncodingFailed(RuntimeError):
         """Returns those of the requests that have such media, and why they end."""
         found = {}
         for request in requests:
-            digests = [each.digest for each in request.core_request.media if each.digest in self.failed]
-            if digests:
-                found[request] = self.failed[digests[0]]
+            keys = [each.digest for each in request.core_request.media]
+            keys += [] if request.encoded is None else [request.encoded.item.key]
+            if failed := [key for key in keys if key in self.failed]:
+                found[request] = self.failed[failed[0]]
         return found
 
 
-def write_media(ranks: "WorkerGroup", writes: "Sequence[RowWrite]") -> None:
+@contextlib.contextmanager
+def noting_failure(item: "Written", kind: str, failed: dict[bytes, str]) -> Iterator[None]:
+    """Adds the item to `failed` where its encoder's code raises. Errors that are not the item's pass through: of a lost
+    device or cache, and of a rank whose peer has failed on it."""
+    try:
+        yield
+    except (DeviceLost, CacheLost):
+        raise
+    except Exception as error:  # whatever the encoder's code raises: it ends the requests of this medium
+        if type(error).__name__ == STEP_LEFT:
+            raise
+        logger.error("%s of %d rows was not encoded", kind, item.count, exc_info=error)
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        failed[item.key] = f"the model's encoder failed on the {kind} of this request: {why}"
+
+
+def write_media(ranks: WorkerGroup, writes: "Sequence[RowWrite]") -> None:
     """Encodes each medium by itself, and writes its rows on every rank. EncodingFailed names those that failed."""
-    failed = {}
+    failed: dict[bytes, str] = {}
     for item, places in writes:
         assert isinstance(item, MediaRows), "this writer is of media alone"
-        try:
+        with noting_failure(item, item.media.kind, failed):
             ranks.map_workers(partial(run_tower, item=item.media, places=places))
-        except DeviceLost:
-            raise
-        except Exception as error:  # whatever the encoder's code raises: it ends the requests of this medium
-            logger.error("%s of %d rows was not encoded", item.media.kind, item.count, exc_info=error)
-            failed[item.key] = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     if failed:
         raise EncodingFailed(failed)
 

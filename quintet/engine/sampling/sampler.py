@@ -1,6 +1,6 @@
 """Samples tokens of a step's logits: edits, draw and log-probabilities, in vLLM's order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -187,15 +187,25 @@ class Sampler:
             self._follow([], 0)
         return _concat(drawn)
 
-    def prompt_logprobs(self, logits: Tensor, token_ids: IntArray, wanted: IntArray, num: int) -> LogprobTensors:
+    def prompt_logprobs(
+        self, logits: Tensor, token_ids: IntArray, wanted: IntArray, num: int, columns: Iterable[IntArray] = ()
+    ) -> LogprobTensors:
         """Log-probabilities of rows of logits [L, V] where wanted [L] is not 0; token_ids [L] follow. num -1 is all.
+        `named` has those of `columns`, each a token id for every row, or -1 for none.
 
         The model's own, in every mode: nothing is drawn here, so nothing is processed. Logits if the mode is of logits.
         """
         own, asked = self.device.to_device([token_ids, wanted])
         wide = self._ops.widen(logits, logits.shape[0], False)
         num = self._size(self._vocab_size if num < 0 else num)
-        return LogprobTensors(*self._ops.top_logprobs(wide, own, num, self._normalize, asked))
+        found = LogprobTensors(*self._ops.top_logprobs(wide, own, num, self._normalize, asked))
+        named = [self._token_logprobs(wide, np.maximum(ids, 0), (ids >= 0).astype(np.int32)) for ids in columns]
+        return found._replace(named=tuple(named))
+
+    def _token_logprobs(self, logits: Tensor, token_ids: IntArray, wanted: IntArray) -> Tensor:
+        """-> [L, 1], the log-probability of a token of each row of logits where wanted [L] is not 0."""
+        ids, asked = self.device.to_device([token_ids, wanted])
+        return self._ops.top_logprobs(logits, ids, 0, self._normalize, asked)[1]
 
     def completion_marker(self, logits: Tensor) -> Tensor:
         """Returns a small tensor that is ready when the logits are, for a step in which no row samples."""

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from quintet.common.entry_points import entry_points
+from quintet.common.plugins import entry_points
 from quintet.common.suggestions import unknown_name_error
 from quintet.config import SpeculativeConfig
 from quintet.engine.spec_decode.proposer import Proposer

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.engine.executor.media_parts import incoming_parts
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.stats import WeightStats
@@ -19,6 +20,7 @@ from quintet.engine.weight_transfer.receivers import Receiver, open_receiver, re
 from quintet.engine.weight_transfer.worker_view import WorkerView, call_method
 from quintet.interface.platform import DeviceLost
 from quintet.model_loader.incoming import Incoming
+from quintet.model_loader.incoming_parts import IncomingParts
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +28,6 @@ FIRST_VERSION = "default"  # of the weights that an engine starts with, as in vL
 PAUSE_SECONDS = 0.005  # that a call of compute() waits while nothing may run
 
 Agree = Callable[[orders.WeightOrder, Callable[[], Any]], Any]  # carries out an order on all ranks
-
-
-class UpdateFailed(ValueError):
-    """An order failed on a rank, and so on all."""
-
-    def __init__(self, why: str, wrote: bool) -> None:
-        """`wrote`: on some rank, weights have changed."""
-        super().__init__(why)
-        self.wrote = wrote
 
 
 def alone(order: orders.WeightOrder, work: Callable[[], Any]) -> Any:
@@ -106,8 +99,15 @@ class Controls:
 
     def settle(self) -> None:
         """Ends an update that load_weights() began, once all its tensors are there."""
-        if self.state.implicit and self.state.phase == "open" and not self.state.pending:
-            self._commit(None, False)
+        if not (self.state.implicit and self.state.phase == "open" and not self.state.pending):
+            return
+        try:
+            for incoming in self._incoming():
+                incoming.place_waiting()
+        except ValueError as error:  # its call has ended: requests learn of it
+            self.fail(str(error), wrote=True)
+            return
+        self._commit(None, False)
 
     def run(self, order: orders.WeightOrder, agree: Agree | None = None) -> Any:
         """Carries out an order on all ranks -> its result, of plain data; for calls of workers, one of each rank.
@@ -118,7 +118,7 @@ class Controls:
             raise
         except Exception as error:
             if isinstance(order, orders.ReceiveWeightsCommand | orders.FinishUpdateCommand):
-                self.fail(str(error), isinstance(error, UpdateFailed) and error.wrote)
+                self.fail(str(error), isinstance(error, orders.UpdateFailed) and error.wrote)
             raise
 
     def _carry_out(self, order: orders.WeightOrder) -> Any:
@@ -315,7 +315,7 @@ class Controls:
             return self._lacking()
         return next((incoming.pending for incoming in self._incoming() if incoming.pending), [])
 
-    def _incoming(self) -> list[Incoming]:
+    def _incoming(self) -> list[IncomingParts]:
         return [worker.incoming for worker in self._ranks.workers if worker.incoming is not None]
 
     def _lacking(self) -> list[str]:
@@ -340,6 +340,8 @@ def _put(named: tuple[str, Tensor], owned: bool, worker: Worker) -> None:
 
 def _begin(worker: Worker, draft: bool = False) -> None:
     worker.finish_store()
-    part = worker.drafter if draft else worker.main
-    assert part is not None, "it was looked for"
-    worker.incoming = Incoming(part.model, worker.platform)
+    if not draft:
+        worker.incoming = incoming_parts(worker)
+        return
+    assert worker.drafter is not None, "it was looked for"
+    worker.incoming = IncomingParts([Incoming(worker.drafter.model, worker.platform)])

@@ -9,6 +9,15 @@ MAX_VERSION = 200  # characters of a weight version
 PauseMode = Literal["abort", "wait", "keep"]
 
 
+class UpdateFailed(ValueError):
+    """An order failed on a rank, and so on all."""
+
+    def __init__(self, why: str, wrote: bool) -> None:
+        """`wrote`: on some rank, weights have changed."""
+        super().__init__(why)
+        self.wrote = wrote
+
+
 class PauseCommand(msgspec.Struct, tag=True, array_like=True):
     """Starts no more steps. abort: requests end; wait: those that are there finish first; keep: they stand still."""
 

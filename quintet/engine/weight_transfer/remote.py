@@ -1,13 +1,15 @@
 """Orders about weights for engines that are other processes: all take an update, or none does."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from quintet.engine.observability.stats import Stats
 from quintet.engine.weight_transfer import orders
-from quintet.engine.weight_transfer.controls import Controls, UpdateFailed
+
+if TYPE_CHECKING:
+    from quintet.engine.weight_transfer.controls import Controls
 
 CALLABLE_REFUSED = (
     "a function of the caller is called only where ranks are in its process: nothing that arrives is unpickled; put it "
@@ -22,7 +24,7 @@ class HasResult(Protocol):
     def result(self) -> bytes: ...
 
 
-def answer_order(controls: Controls, order: Any) -> bytes:
+def answer_order(controls: "Controls", order: Any) -> bytes:
     """Carries out an order in an engine's process -> its result in msgpack. ValueError says why not, also where code of
     an extension raised another error."""
     try:
@@ -71,7 +73,7 @@ class RemoteControls:
             self.is_open = False
             self._send(orders.FailUpdateCommand(why))
             stats = self._stats()
-            wrote = isinstance(error, UpdateFailed) or bool(stats.weights.torn)
+            wrote = isinstance(error, orders.UpdateFailed) or bool(stats.weights.torn)
             self.refusal = TORN.format(why) if wrote else ""
         elif isinstance(order, orders.FinishUpdateCommand):
             self.refusal = TORN.format(why)

@@ -56,6 +56,7 @@ class WorkerView:
         self.world_size = worker.rank_info.size
         self.device = next((each.device for each in worker.model.parameters()), torch.empty(0).device)
         self._module = worker.model
+        self._encoders = [part.model for part in (worker.encoder, worker.tower) if part is not None]  # of media
         self._load: Load = lambda tensors: controls.load(worker, tensors)
         self.model_runner = SimpleNamespace(model=ModelView(worker.model, self._load))
 
@@ -77,8 +78,11 @@ class WorkerView:
         self._load(weights)
 
     def weight_checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of each weight, by layer and attribute."""
-        return dict(weight_checksums(self._module))
+        """Returns the SHA-256 of each weight, by layer and attribute; of the encoders of media, too."""
+        found: dict[str, str] = {}
+        for model in (self._module, *self._encoders):
+            found |= weight_checksums(model)
+        return found
 
     def check_health(self) -> None:
         """Does nothing: a worker that answers is well."""

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
 from quintet.common.distribution import install_hint
 from quintet.common.processes import Child, Exit
@@ -24,6 +23,7 @@ from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.worker import CPU_SECONDS, CPU_SHARE, Decoded, Orders
 from quintet.media.children import CRASHES
+from quintet.media.lazy_numpy import np
 
 logger = logging.getLogger(__name__)
 

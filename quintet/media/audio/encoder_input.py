@@ -4,12 +4,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.log_mel import FEATURES, log_mel
 from quintet.media.audio.resample import MAX_RATE, MIN_RATE, Samples, resample
 from quintet.media.items import AUDIO, MediaItem, WireArray
+from quintet.media.lazy_numpy import np
 
 DIGEST_BYTES = 16
 FRAMES_PER_ROW, SECONDS_PER_ROW = 2, 0.02  # of an encoder: its second convolution takes every other frame

@@ -1,10 +1,9 @@
 """Cuts sound that arrives piece by piece: a chunk ends with a pause, or where it becomes too long."""
 
-import numpy as np
-
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import SpeechFinder, cut_at_silences, find_speech
+from quintet.media.lazy_numpy import np
 
 PAUSE = 0.5  # seconds without speech that end a chunk; a finder's margins come on top
 LONGEST = 30.0  # seconds of a chunk

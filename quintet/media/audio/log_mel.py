@@ -3,13 +3,18 @@
 Mel scale and filters: Slaney's Auditory Toolbox (1998), as librosa.filters.mel computes them.
 """
 
-import functools
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import functools
+import math
+from typing import TYPE_CHECKING
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FEATURES = "input_features"  # a MediaItem's field with them, float32 [bins, 3000]; transformers' name
 WINDOW, HOP = 400, 160  # samples: 25 and 10 ms
@@ -19,7 +24,7 @@ FRAMES = CHUNK_SAMPLES // HOP
 MEL_BINS = (80, 128)  # of Whisper's models; large-v3 has 128
 FLOOR = 1e-10  # power
 RANGE = 8.0  # powers of ten below the loudest, which are kept
-_BREAK_HERTZ, _LINEAR_HERTZ, _LOG_STEP = 1000.0, 200 / 3, np.log(6.4) / 27  # Slaney's: linear, then logarithmic
+_BREAK_HERTZ, _LINEAR_HERTZ, _LOG_STEP = 1000.0, 200 / 3, math.log(6.4) / 27  # Slaney's: linear, then logarithmic
 _BLOCK = 512  # frames that are transformed at a time: 2 MB
 
 

@@ -4,20 +4,25 @@ With BETA and ZERO_CROSSINGS frequencies up to 0.9 of the lower rate's half are 
 folded back from 1.1 of it on is 90 dB lower. scipy.signal.resample_poly has 5.0 and 10.
 """
 
-import math
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quintet.media.audio import SAMPLE_RATE
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Samples: TypeAlias = NDArray[np.float32]  # [N], from -1 to 1
+else:
+    Samples = Any
 
 MIN_RATE, MAX_RATE = 2000, 192_000  # samples a second
 BETA = 9.0  # of the Kaiser window
 BLOCK = 2**16  # samples that are resampled at a time: more leave the processor's cache, fewer cost calls
 ZERO_CROSSINGS = 32  # of the sinc, on each side of its middle, counted at the lower rate
-
-Samples = NDArray[np.float32]  # [N], from -1 to 1
 
 
 class Resampler:

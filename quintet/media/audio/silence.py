@@ -4,15 +4,18 @@ A window ends at the quietest 100 ms of its last seconds. Speech is where frames
 is estimated from the quietest frames; short gaps are bridged, short noises left out, and edges kept with a margin.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FRAME = SAMPLE_RATE // 100  # samples of which one energy is taken: 10 ms
 QUIET_FRAMES = 10  # of which the quietest run is looked for: 100 ms

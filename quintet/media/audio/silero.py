@@ -4,16 +4,19 @@ Unlike energy, it tells voices from music and noise. Source of its inputs: snake
 at 16 kHz behind 64 of those before, and two states.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import DEFAULTS, Span, SpeechThresholds, joined_spans
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 STEP, CONTEXT = 512, 64  # samples
 STATE = (1, 1, 128)

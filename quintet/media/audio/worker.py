@@ -11,12 +11,12 @@ from io import FileIO
 from typing import Any, BinaryIO
 
 import msgspec
-import numpy as np
 
 from quintet.common.processes import follow_parent, read_orders
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import BLOCK, MAX_RATE, MIN_RATE, Resampler, Samples
 from quintet.media.children import ChildLimits, set_limits, shown_error
+from quintet.media.lazy_numpy import np
 
 MEMORY = 2**30  # bytes of address space beyond what the libraries take when they are loaded
 CPU_SECONDS, CPU_SHARE = 20, 0.02  # of processor time: for any file, and for each second that a file may last

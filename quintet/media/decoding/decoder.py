@@ -4,15 +4,16 @@ One process decodes many files in turn: its start takes longer than an image doe
 is an error of that file alone.
 """
 
+from __future__ import annotations
+
 import itertools
 import logging
 import math
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from quintet.media.children import CRASHES
 from quintet.media.decoding.jobs import DecodeJob, DecodeReport
@@ -20,6 +21,10 @@ from quintet.media.decoding.worker import CPU_SECONDS
 from quintet.media.errors import MediaError, MediaPackageMissing
 from quintet.media.file_child import FileChild
 from quintet.media.items import IMAGE, VideoTimes
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +74,7 @@ class MediaDecoder:
         for child in idle:
             child.close()
 
-    def _child(self) -> "_DecodingChild":
+    def _child(self) -> _DecodingChild:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is not None and child.is_running:

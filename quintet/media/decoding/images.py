@@ -1,17 +1,18 @@
 """Images as RGB, by Pillow. Only the formats below are tried: Pillow knows others, which start programs."""
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quintet.media.children import shown_error
 from quintet.media.decoding.jobs import MAX_PIXELS, WHITE, Refused
+from quintet.media.lazy_numpy import np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -63,12 +64,12 @@ def check_size(width: int, height: int) -> None:
         raise Refused(f"it has {width} x {height} pixels, and {MAX_PIXELS} are the most; send a smaller one")
 
 
-def rgb_array(image: "Image.Image", background: tuple[int, int, int] = WHITE) -> NDArray[np.uint8]:
+def rgb_array(image: Image.Image, background: tuple[int, int, int] = WHITE) -> NDArray[np.uint8]:
     """Returns an image of any mode, upright, [H, W, 3]. Transparent parts have the colour `background`."""
     return np.asarray(_upright(_as_rgb(image, background), image), np.uint8)
 
 
-def _as_rgb(image: "Image.Image", background: tuple[int, int, int]) -> "Image.Image":
+def _as_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
     from PIL import Image
 
     if image.mode.startswith("I") or image.mode == "F":
@@ -88,7 +89,7 @@ def _to_bytes(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
     return np.asarray((np.clip(values, 0, 65535).astype(np.uint32) + 128) // 257, np.uint8)
 
 
-def _upright(image: "Image.Image", original: "Image.Image") -> "Image.Image":
+def _upright(image: Image.Image, original: Image.Image) -> Image.Image:
     from PIL import Image
 
     try:

@@ -1,15 +1,18 @@
 """Frames of videos, by av (PyAV). Frames are chosen as vLLM does: evenly over the whole video."""
 
-from io import FileIO
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from io import FileIO
+from typing import TYPE_CHECKING, Any
 
 from quintet.media.audio.worker import container_of
 from quintet.media.decoding.images import check_size
 from quintet.media.decoding.jobs import MAX_FRAMES, DecodeJob, Refused
 from quintet.media.items import VideoTimes
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _CONTAINERS = ("mp4", "matroska")
 _NO_CONTAINER = "it is no MP4, MOV, WebM, MKV or AVI file; convert it, for instance: ffmpeg -i FILE a.mp4"

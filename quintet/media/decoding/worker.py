@@ -1,12 +1,12 @@
 """Process that decodes images and videos in turn, each under limits. Run by decoder.py."""
 
+from __future__ import annotations
+
 import contextlib
 from io import FileIO
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from quintet.common.distribution import install_hint
 from quintet.media.children import ChildLimits, set_limits, shown_error
@@ -15,6 +15,10 @@ from quintet.media.decoding.jobs import MAX_PIXELS, DecodeJob, DecodeReport, Ref
 from quintet.media.decoding.videos import decode_video
 from quintet.media.file_child import serve_orders
 from quintet.media.items import IMAGE, VideoTimes
+from quintet.media.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MEMORY = 2**30 + 12 * MAX_PIXELS  # bytes beyond what the libraries take: several copies of the largest image
 CPU_SECONDS = {"image": 20, "video": 60}  # of processor time, for one file

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from quintet.media.families import MediaModel
 from quintet.media.file_child import FileChild
 from quintet.media.items import DecodedMedia, ProcessedPrompt
+from quintet.media.lazy_numpy import np
 from quintet.media.processes.messages import GivenMedia, ProcessAnswer, ProcessOrder, PromptHead, decode_prompt
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,9 @@
 """Base of encoders whose rows a decoder's layers read by cross-attention."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, MaxShape, Outputs, ShapeBucket
@@ -13,12 +14,14 @@ from quintet.layers.layer_state import LayerMixer, StepState
 class CrossEncoder(ModelBase):
     """One item of media -> K and V of each row and decoder layer, in the pages of the decoder's cross-attention.
 
-    A step encodes one item: its batch has one token for each row, and the item's numbers are the step's embeds.
+    A step encodes one item: its batch has one token for each row. The item is these tokens, or the step's embeds.
     """
 
     supports_pipeline = False
     vocab_size = 1  # it draws nothing
-    rows: int  # that an item has
+    takes_text: ClassVar[bool] = False  # True: items are token ids; False: audio
+    rows: int  # that an item has at most
+    cross: nn.ModuleList  # of CrossProjection: K and V of each decoder layer
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,17 +39,18 @@ class CrossEncoder(ModelBase):
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """Runs the pass of one item: the state -> no outputs, and the new state."""
         cache = StepState(state, batch)
-        assert batch.inputs.embeds is not None, "an encoder's pass brings what it encodes"
-        self.write(self.encode(batch.inputs.embeds, cache), cache)
+        self.write(self.encode(cache), cache)
         return Outputs(None), cache.state
 
-    def encode(self, embeds: Tensor, cache: StepState) -> Tensor:
-        """An item's numbers, float32 -> hidden states [E, H]."""
+    def encode(self, cache: StepState) -> Tensor:
+        """The item of a step -> hidden states [E, H]."""
         raise NotImplementedError
 
     def write(self, x: Tensor, cache: StepState) -> None:
         """Writes K and V of hidden states [E, H] for each of the decoder's layers."""
-        raise NotImplementedError
+        for mixer, project in zip(self.cross_mixers, self.cross, strict=True):
+            k, v = project(x)
+            mixer.keep(k, v, cache)
 
 
 def encoder_shape(model: ModelBase, largest: MaxShape) -> MaxShape:

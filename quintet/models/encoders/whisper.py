@@ -3,24 +3,22 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext, Layer, even_shards, replicated, split_heads
+from quintet.layers.build import BuildContext, Layer, replicated
 from quintet.layers.embedding import PositionEmbedding
+from quintet.layers.encoder_decoder import EPS, BlockSizes, CrossEncoderBlock, CrossProjection
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import column_parallel, row_parallel
-from quintet.layers.mlp import activation_name
+from quintet.layers.linear import column_parallel
 from quintet.layers.norm import LayerNorm
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.weight_transform import TransformedTensor
 from quintet.media.audio.log_mel import FRAMES
 from quintet.models.encoders.base import CrossEncoder
 
-EPS = 1e-5  # of every norm
 TAPS = 3  # frames that a convolution sees
 STRIDE = 2  # of the second one: frames of one row
 _CONV = re.compile(r"model\.encoder\.conv[12]\.weight")
@@ -51,36 +49,6 @@ def _taps_first(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 1).reshape(weight.shape[0], -1)
 
 
-def attention_sizes(width: int, heads: int, **differences: Any) -> AttentionSizes:
-    """Returns the sizes of an attention of Whisper. ValueError if heads do not share its width evenly."""
-    if width % heads:
-        raise ValueError(f"d_model is {width}, no multiple of {heads} attention heads; correct config.json")
-    return AttentionSizes(
-        hidden=width, heads=heads, kv_heads=heads, head_dim=width // heads, bias=True, output_bias=True,
-        output="out_proj", **differences,
-    )  # fmt: skip
-
-
-class WhisperEncoderLayer(Layer):
-    """Attention and feed-forward, each behind a norm."""
-
-    def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build, "add", "activate")
-        width, inner = config.d_model, even_shards(config.encoder_ffn_dim, build.size)
-        sizes = attention_sizes(width, config.encoder_attention_heads, causal=False, uses_kv_cache=False)
-        self.self_attn_layer_norm = LayerNorm(build, width, EPS)
-        self.self_attn = SelfAttention(build, sizes, None)
-        self.final_layer_norm = LayerNorm(build, width, EPS)
-        self.fc1 = column_parallel(build, width, {"fc1": inner}, True)
-        self.fc2 = row_parallel(build, inner, ("fc2", width), True)
-        self._kind = activation_name(config.activation_function)
-
-    def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        x = self.ops.add(self.self_attn(self.self_attn_layer_norm(x), cache), x)
-        out: Tensor = self.ops.add(self.fc2(self.ops.activate(self.fc1(self.final_layer_norm(x)), self._kind)), x)
-        return out
-
-
 class MelConvolutions(Layer):
     """Frames [2 * E + 2, mel bins], of which the first and the last are zeros -> [E, H].
 
@@ -109,22 +77,6 @@ class MelConvolutions(Layer):
         return out
 
 
-class CrossProjection(nn.Module):
-    """K and V of one decoder layer."""
-
-    def __init__(self, config: Any, build: BuildContext, index: int) -> None:
-        super().__init__()
-        heads, path = config.decoder_attention_heads, f"/model.decoder.layers.{index}.encoder_attn"
-        self._head_dim = config.d_model // heads
-        outputs = split_heads(heads, heads, build.size)[1].times(self._head_dim)
-        self.k = column_parallel(build, config.d_model, {f"{path}.k_proj": outputs})
-        self.v = column_parallel(build, config.d_model, {f"{path}.v_proj": outputs}, True)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in (self.k(x), self.v(x)))
-        return k, v
-
-
 class WhisperEncoder(CrossEncoder):
     """The encoder, and for each decoder layer the product that makes K and V of its rows."""
 
@@ -143,7 +95,8 @@ class WhisperEncoder(CrossEncoder):
             raise ValueError(f"max_source_positions is {self.rows}, and audio has {FRAMES // STRIDE}; fetch it again")
         self._ops = build.ops.take("add")
         whole = replace(build, max_model_len=self.rows)
-        layers = nn.ModuleList(WhisperEncoderLayer(config, whole) for _ in range(config.encoder_layers))
+        sizes, decoder = BlockSizes.of(config, "encoder"), BlockSizes.of(config, "decoder")
+        layers = nn.ModuleList(CrossEncoderBlock(sizes, whole) for _ in range(config.encoder_layers))
         parts = {
             "embed_positions": PositionEmbedding(whole, self.rows, config.d_model),
             "layers": layers,
@@ -151,7 +104,8 @@ class WhisperEncoder(CrossEncoder):
         }
         self.convolutions = MelConvolutions(config, whole)
         self.model = nn.ModuleDict({"encoder": nn.ModuleDict(parts)})
-        self.cross = nn.ModuleList(CrossProjection(config, whole, index) for index in range(config.decoder_layers))
+        numbers = range(config.decoder_layers)
+        self.cross = nn.ModuleList(CrossProjection(decoder, whole, each, key_bias=False) for each in numbers)
 
     canonical = staticmethod(canonical_name)  # no other name depends on the class
 
@@ -159,16 +113,12 @@ class WhisperEncoder(CrossEncoder):
         """Convolutions become matrices."""
         return with_plain_products(entries)
 
-    def encode(self, embeds: Tensor, cache: StepState) -> Tensor:
-        parts: Any = self.model["encoder"]
+    def encode(self, cache: StepState) -> Tensor:
+        parts, embeds = cast(Any, self.model["encoder"]), cache.batch.inputs.embeds
+        assert embeds is not None, "an encoder's pass brings what it encodes"
         x = self.convolutions(embeds.to(self._dtype))
         x = self._ops.add(x, parts["embed_positions"](cache.batch.positions))
         for layer in parts["layers"]:
             x = layer(x, cache)
         out: Tensor = parts["layer_norm"](x)
         return out
-
-    def write(self, x: Tensor, cache: StepState) -> None:
-        for mixer, project in zip(self.cross_mixers, self.cross, strict=True):
-            k, v = project(x)
-            mixer.keep(k, v, cache)

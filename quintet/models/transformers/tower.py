@@ -47,6 +47,11 @@ class MediaTower(ModelBase):
         with explained(self._theirs.config, "reading its tensors' names"):
             return self._names.gathered(entries)
 
+    def module_name(self, name: str) -> str:
+        """Returns the modules' name of a checkpoint's tensor."""
+        with explained(self._theirs.config, "reading its tensors' names"):
+            return self._names.renamed(name)
+
     @torch.inference_mode()
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
         """Returns the rows of a medium, [item.count, H] for each level: those of its tokens, and of Qwen3-VL's first

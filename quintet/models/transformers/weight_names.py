@@ -120,6 +120,10 @@ class WeightNames:
         self._apart.add(path)
         return True
 
+    def renamed(self, name: str) -> str:
+        """Returns the modules' name of a checkpoint's tensor, or of what it is made into with others."""
+        return self._renamed(name)[0]
+
     def gathered(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """A checkpoint's tensors under the modules' names. ValueError where two come by one name."""
         from transformers.core_model_loading import dot_natural_key

@@ -40,11 +40,12 @@ def _native_blocks(weight: Weight, parts: Mapping[str, Tensor]) -> list[BlockRow
     return rows
 
 
-def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matrix:
-    """One after the other by their outputs."""
+def _unpacked(
+    rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat, into: tuple[Tensor, Tensor] | None = None
+) -> Matrix:
+    """One after the other by their outputs. `into`: memory for values and scales of as many rows, or more."""
     outputs, groups, first = sum(len(each.bytes) for each in rows), inputs // fmt.group, 0
-    values = torch.empty(outputs, inputs * fmt.bits // 8, dtype=torch.uint8)
-    scales = torch.empty(outputs, groups)
+    values, scales = (each[:outputs] for each in into or _canonical_memory(outputs, inputs, fmt))
     mins = torch.empty(outputs, groups) if fmt.mins else None
     for each in rows:
         places = (0 if x is None else x[first:].data_ptr() for x in (values, scales, mins))
@@ -53,6 +54,12 @@ def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matr
         first += count
     zeros = torch.zeros(scales.shape, dtype=torch.uint8) if fmt.zeros else None
     return Matrix(values if fmt.bits == 4 else values.view(torch.int8), scales, zeros, format=fmt, mins=mins)
+
+
+def _canonical_memory(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[Tensor, Tensor]:
+    """Memory for a canonical matrix's values and scales."""
+    values = torch.empty(outputs, inputs * fmt.bits // 8, dtype=torch.uint8)
+    return values, torch.empty(outputs, inputs // fmt.group)
 
 
 def pack_by_stretches(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -68,11 +75,11 @@ def pack_by_stretches(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, 
     outputs = sum(len(each.bytes) for each in rows)
     step = max(1, STRETCH // inputs // COLUMNS) * COLUMNS
     whole = empty_packed(outputs, inputs, fmt)
+    memory = _canonical_memory(min(step, outputs), inputs, fmt)  # once: the system clears pages that it gives
     for first in range(0, outputs, step):
         own = slice(first // COLUMNS, -(-min(first + step, outputs) // COLUMNS))
-        piece = pack_canonical(
-            _unpacked(_between(rows, first, first + step), inputs, fmt), {name: x[own] for name, x in whole.items()}
-        )
+        unpacked = _unpacked(_between(rows, first, first + step), inputs, fmt, memory)
+        piece = pack_canonical(unpacked, {name: x[own] for name, x in whole.items()})
         if "zeros" in piece:
             zeros = whole.setdefault("zeros", piece["zeros"].new_empty(len(whole["weight"]), *piece["zeros"].shape[1:]))
             zeros[own] = piece["zeros"]
@@ -110,19 +117,25 @@ def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found["mins"] = torch.empty_like(found["scales"])
     each = len(rows) // count
     for index in range(count):
-        own = _concat_rows(rows[index * each : (index + 1) * each])
-        places = [found[name][index * blocks :].data_ptr() if name in found else 0 for name in NAMES]
-        if not extension().lay_blocks(own.kind, *places, own.bytes.data_ptr(), outputs, inputs, _stride(own)):
-            raise ValueError("its scales or minima are not finite")
+        first = index * blocks
+        for own in _whole_blocks(rows[index * each : (index + 1) * each]):
+            places = [found[name][first:].data_ptr() if name in found else 0 for name in NAMES]
+            if not extension().lay_blocks(
+                own.kind, *places, own.bytes.data_ptr(), len(own.bytes), inputs, _stride(own)
+            ):
+                raise ValueError("its scales or minima are not finite")
+            first += -(-len(own.bytes) // COLUMNS)
     return found
 
 
 NAMES = ("weight", "scales", "mins")
 
 
-def _concat_rows(rows: Sequence[BlockRows]) -> BlockRows:
-    """One after the other by their outputs."""
-    return rows[0] if len(rows) == 1 else BlockRows(rows[0].kind, torch.cat([each.bytes for each in rows]))
+def _whole_blocks(rows: Sequence[BlockRows]) -> Sequence[BlockRows]:
+    """The rows as they are, if each but the last fills blocks of outputs; else a copy of all, one after the other."""
+    if all(len(each.bytes) % COLUMNS == 0 for each in rows[:-1]):
+        return rows
+    return [BlockRows(rows[0].kind, torch.cat([each.bytes for each in rows]))]
 
 
 def _stride(rows: BlockRows) -> int:

@@ -47,6 +47,7 @@ from quintet.ops.states import mixer
 from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import numa_binding as seats
 from quintet.platforms.cpu import providers
+from quintet.platforms.cpu.arena import use_small_pages
 from quintet.platforms.cpu.configure import (
     MAX_RANKS,
     NO_RANKS,
@@ -244,9 +245,9 @@ class CPU(Platform):
         try:
             if quantized_moe.quantizes_floats(weight):
                 return quantized.pack(weight.local(parts), weight.format)
-            if blocks.can_pack(weight):
-                return blocks.pack(weight, parts)
-            packed = blocks.pack_by_stretches(weight, parts)
+            with use_small_pages(self._config.weights_cache == "auto"):  # of GGUF files, which it keeps
+                packed = blocks.pack(weight, parts) if blocks.can_pack(weight) else None
+                packed = blocks.pack_by_stretches(weight, parts) if packed is None else packed
             return packer_of(weight.format).pack(blocks.canonical(weight, parts)) if packed is None else packed
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"

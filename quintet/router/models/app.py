@@ -95,7 +95,11 @@ class ModelsApp(RouterApp):
         self.refuse_while_draining()
         content = await self._body(scope, receive)
         try:
-            return await page.pdf_response(self._pdf, content, HttpRequest(scope, receive))
+            await self._core.queue.acquire()  # shutdown waits for it as for other requests
+            try:
+                return await page.pdf_response(self._pdf, content, HttpRequest(scope, receive))
+            finally:
+                self._core.queue.release()
         finally:
             self._held -= len(content)
 

@@ -22,6 +22,7 @@ from quintet.server.http.engine_call import Caller, EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.inputs.media import MediaCalls
 from quintet.server.http.middleware.auth import key_of, owner_of
+from quintet.server.http.other_call import OtherCall
 from quintet.server.http.served_models import ServedModels, adapter_of, set_adapter
 from quintet.server.mcp.servers import ToolServers
 from quintet.server.metrics.api_metrics import ApiMetrics
@@ -53,10 +54,10 @@ class AppState:
         self.cooperative = CooperativeWork()
         self.metrics = ApiMetrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
-        self.calls: set[EngineCall] = set()
+        self.calls: set[EngineCall | OtherCall] = set()
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
-        self.ended_calls: set[EngineCall] = set()  # by the server's end
+        self.ended_calls: set[EngineCall | OtherCall] = set()  # by the server's end
         self.media_calls = MediaCalls(backend, settings)
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
@@ -130,14 +131,20 @@ class AppState:
         """Returns the record that brings an admitted call into metrics and traces."""
         return CallRecord(self.metrics, asks, None if self.tracer is None else self.tracer.span_of(http))
 
-    def admit_call(self, call: EngineCall, size: RequestCost) -> None:
-        self.check_ready()
-        self.capacity.acquire(size, key_of(call.owner))
+    def admit_call(self, call: EngineCall | OtherCall, size: RequestCost | None) -> None:
+        """Counts a call as running. Raises ApiError 503 while the server shuts down. `size`: of a call to the engine,
+        which must be ready (503) and have room (429)."""
+        if size is not None:
+            self.check_ready()
+            self.capacity.acquire(size, key_of(call.owner))
+        elif self.draining:
+            raise _shutting_down()
         self.calls.add(call)
         self._quiet.clear()
 
-    def end_call(self, call: EngineCall, size: RequestCost) -> None:
-        self.capacity.release(size, key_of(call.owner))
+    def end_call(self, call: EngineCall | OtherCall, size: RequestCost | None) -> None:
+        if size is not None:
+            self.capacity.release(size, key_of(call.owner))
         self.calls.discard(call)
         if not self.calls:
             self._quiet.set()
@@ -154,7 +161,7 @@ class AppState:
         """Ends all running calls with 503: the server is shutting down."""
         self.ended_calls |= self.calls
         for call in list(self.calls):
-            call.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
+            call.fail(_shutting_down())
 
     def close(self) -> None:
         """Ends the processes that decode, and sends the last traces."""
@@ -182,6 +189,10 @@ class AppState:
                 400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
             )
         return min(seconds, most)
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
 def caller_of(http: HTTPConnection) -> Caller:

@@ -289,7 +289,7 @@ class EngineCall:
         room = MAX_STEPS * self._service.backend.model_info.step_tokens - self._tokens()
         last = first
         while last < len(self.requests) and last - first + len(self._running) < MAX_TEXTS:
-            room -= len(self.requests[last].prompt.token_ids)
+            room -= self.requests[last].prompt.num_tokens
             if room < 0 and last > first:
                 break
             last += 1
@@ -297,7 +297,7 @@ class EngineCall:
 
     def _tokens(self) -> int:
         """Prompt tokens of the texts that are in the engine."""
-        return sum(len(self.requests[number].prompt.token_ids) for number in self._running)
+        return sum(self.requests[number].prompt.num_tokens for number in self._running)
 
     def _submit_more(self) -> None:
         """Brings the next texts when half of those before have their numbers: together they cost less."""
@@ -374,7 +374,7 @@ def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         passing = streamed and params.output_kind is RequestOutputKind.DELTA
         of_output = _num_logprobs(params.num_logprobs, served) * (1 if passing else most)
-        completions, tokens = completions + params.n, tokens + length
+        completions, tokens = completions + params.n, tokens + prompt.num_tokens
         if pooling is not None:
             logprobs += _num_values(pooling, served, length) // NUMBERS_PER_LOGPROB + 1
         logprobs += params.n * (of_output + _num_logprobs(params.prompt_logprobs, served) * length)

@@ -57,7 +57,7 @@ class RequestUsage:
 
     def count_prompts(self, asks: list[PromptRequest]) -> None:
         """Counts the prompts."""
-        self.prompt_tokens += sum(len(ask.prompt.token_ids) for ask in asks)
+        self.prompt_tokens += sum(ask.prompt.num_tokens for ask in asks)
 
     def count_output(self, number: int, output: RequestOutput) -> None:
         """Counts an output of ask `number`: a delta, or the only one."""

@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
+from quintet.common.free_memory import release_library_pages
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import Stats
@@ -220,6 +221,7 @@ class RemoteBackend:
     async def _read(self) -> None:
         while True:
             message = decode_to_worker(await self._inbox.recv())
+            await asyncio.sleep(0)  # recv() does not wait where a message is there: an engine may be faster than this
             if isinstance(message, FromPeer):  # no sign of life of the engine
                 self.peers.handle(message)
                 continue
@@ -275,7 +277,7 @@ class RemoteBackend:
             pooling=pooling,
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
-            encoder=served.encoder,
+            encoder=served.encoder or served.source,
             whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
@@ -293,6 +295,7 @@ class RemoteBackend:
             name,
             reasoning_markers=lambda: self.reasoning_markers(),
         )
+        release_library_pages()
         if not self._worker:
             self.first_is_ready.touch()
 

@@ -64,6 +64,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
 PYTHON_ELSEWHERE = {
     "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
     "docs/images.md": "tests/e2e/media/test_chats.py: it needs a model that takes images",
+    "docs/encoder-decoders.md": "tests/e2e/families/test_encoder_decoders_served.py: it needs a BART model",
     "docs/speech.md": "tests/e2e/speech/test_served.py: it needs a Whisper model",
     "docs/ollama.md": "ollama may not be installed: tests/server/http/ollama/test_clients.py",
 }

@@ -12,6 +12,7 @@ from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.step_agreement import StepAgreement, digest
 from quintet.engine.request import CoreRequest, Request
+from quintet.engine.row_store.media import EncodingFailed
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.interface.stage_channel import PreviousStageFailed
@@ -101,6 +102,16 @@ def test_what_fails_on_one_fails_on_all_and_names_the_cause() -> None:
     got, desk = ended(*[(plan(3), each) for each in steps])
     assert len({str(each) for each in got}) == 1 and not desk.why
     assert str(got[0]).startswith("rank 2 of 3: MemoryError: no room no room")
+
+
+def test_media_that_one_rank_could_not_encode_are_known_to_all() -> None:
+    class StepLeft(RuntimeError):
+        pass
+
+    failed = EncodingFailed({b"k" * 16: "no room " * 300, b"l" * 16: "no room"})
+    got, desk = ended((plan(3), StepLeft("rank 1 has left the step")), (plan(3), failed))
+    assert all(type(each) is EncodingFailed and each.failed.keys() == failed.failed.keys() for each in got)
+    assert str(got[0]).startswith("rank 1 of 2: EncodingFailed: no room") and not desk.why
 
 
 def test_the_stage_that_failed_is_named_and_not_one_that_waited_for_it() -> None:

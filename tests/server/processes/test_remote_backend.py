@@ -104,6 +104,24 @@ async def test_a_process_that_stood_still_hears_what_waits_before_it_calls_the_e
         await engine.heard()
 
 
+async def test_an_engine_that_sends_faster_than_it_is_read_leaves_turns_to_others(engine: Engine) -> None:
+    """An answer that waits in the socket does not make recv() wait: the server's other work would stand still."""
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    engine.say(*(pulse(1.0) for _ in range(1000)))
+    time.sleep(0.5)  # the loop with it: they are all there
+    others = asyncio.create_task(work())
+    await engine.heard()
+    others.cancel()
+    assert turns > 900
+
+
 async def test_a_request_before_the_engine_has_loaded_is_asked_to_come_again(engine: Engine) -> None:
     with pytest.raises(EngineLoading) as caught:
         _ = engine.remote.model_info

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
+from quintet.conformance.harness.encoder_runner import EncoderRunner
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import (
     TrafficOutput,
@@ -25,6 +26,7 @@ from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
 from quintet_tools.checkpoints.added_families import added_families
+from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS, behind, encoder_decoder, encoder_input
 from quintet_tools.checkpoints.tiny import (
     EVERY,
     FAMILIES,
@@ -39,6 +41,7 @@ from quintet_tools.checkpoints.tiny import (
 )
 
 LENGTHS = (30, 1, 37, 9)  # tokens of the requests that go through a model
+ENCODED = (40, 1, 17, 64)  # tokens that their encoder takes, where it takes text
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
 STEPS = ((23, 1, 20, 0), (1, 0, 10, 7), (1, 0, 1, 1), (1, 0, 1, 1), (4, 0, 5, 0))
 WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of one layer
@@ -68,6 +71,12 @@ def families(subject: Subject) -> Iterator[Trial]:
 
 def _without_reference(reason: str) -> None:
     raise NotSupported(reason)
+
+
+@check("models.families")
+def encoder_decoders(subject: Subject) -> Iterator[Trial]:
+    for family in ENCODER_DECODERS:
+        yield Trial(f"{family}: behind an encoder", partial(_behind_encoder, subject, family), (f"family/{family}",))
 
 
 @check("models.dtypes")
@@ -119,6 +128,26 @@ def _family(subject: Subject, family: str, name: str) -> None:
         limit = logits_tolerance(dtype) * float(want.std())
         if float((logits - want).abs().max()) > limit:
             want, limit = _exact(tiny, ids, want, limit)
+        _close(f"request {number}", logits, want, limit)
+
+
+def _behind_encoder(subject: Subject, family: str) -> None:
+    """Each request reads the rows of an input of its own; prompts come in chunks, beside decodes."""
+    tiny, dtype = encoder_decoder(family), plain_dtype(subject.facts)
+    length = getattr(tiny.config, "max_target_positions", None) or tiny.config.max_position_embeddings
+    runner = EncoderRunner(tiny, subject.make(), dtype, length)
+    inputs = [encoder_input(tiny, seed, 0 if "num_mel_bins" in vars(tiny.config) else count)
+              for seed, count in enumerate(ENCODED)]  # fmt: skip
+    for key, given in enumerate(inputs):
+        runner.encode(key, given)
+    wanted = [behind(tiny, given).logits(ids) for given, ids in zip(inputs, _ids(), strict=True)]
+    swapped = behind(tiny, inputs[1]).logits(_ids()[0])
+    require(_relative(swapped, wanted[0]) > 0.1, "the reference's logits hang too little on the encoder's input")
+    for number, (ids, logits) in enumerate(zip(_ids(), logits_in_steps(runner), strict=True)):
+        want = wanted[number]
+        limit = logits_tolerance(dtype) * float(want.std())
+        if float((logits - want).abs().max()) > limit:
+            want, limit = _exact(behind(tiny, inputs[number]), ids, want, limit)
         _close(f"request {number}", logits, want, limit)
 
 

@@ -11,7 +11,7 @@ import torch
 from quintet.common.interrupts import DeferredSigint
 from quintet.config import EPLBConfig
 from quintet.engine.executor.worker import Worker
-from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.executor.worker_group import STEP_LEFT, WorkerGroup
 from quintet.engine.observability.stats import ExpertStats, Stats
 from quintet.engine.parallel.eplb.placement import balancedness, rebalanced
 from quintet.engine.parallel.eplb.transfer import ExpertMove
@@ -25,7 +25,6 @@ from quintet.layers.moe.moe import Experts
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
-STEP_LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
 
 Loads = list[list[int]]  # by layer and expert: how often tokens were routed to it
 

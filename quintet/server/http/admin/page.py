@@ -13,7 +13,8 @@ from starlette.responses import Response
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.body import read_bytes
 from quintet.server.http.middleware.access import PAGE_POLICY
-from quintet.server.http.respond import json_response, while_connected
+from quintet.server.http.other_call import OtherCall
+from quintet.server.http.respond import app_state_of, json_response, while_connected
 from quintet.server.pdf.extract import PdfExtractor
 
 FOLDER = Path(__file__).parents[2] / "page"
@@ -46,7 +47,8 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
 
     @routes.post(PDF_TEXT)
     async def pdf_text(http: HttpRequest) -> Response:
-        return await pdf_response(extractor, await read_bytes(http), http)
+        call, content = OtherCall(app_state_of(http)), await read_bytes(http)
+        return await call.run(pdf_response(extractor, content, http))
 
     return routes
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.live import LiveCutter
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
 from quintet.server.http.app_state import AppState, caller_of
 from quintet.server.http.audio.speech import CallEngine, need_speech, placeholders
 from quintet.server.http.engine_call import EngineCall

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from quintet.chat.prepare import MAX_INLINE_CHARACTERS
-from quintet.chat.prompts import Prompt, PromptLimit, parse_prompt
+from quintet.chat.prompts import NO_MEDIA, Prompt, PromptLimit, parse_prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.capacity import RequestCost
@@ -91,7 +91,8 @@ class _PromptReader:
         self._params, self._salt, self._special = params, salt, special
 
     def read(self, prompt: Any, name: str) -> Prompt:
-        limit, text = PromptLimit(self._served.max_model_len), None
+        source, text = self._served.source, None
+        limit = PromptLimit(self._served.max_model_len if source is None else source.rows + 1)
         if isinstance(prompt, str):
             text = prompt
             if self._tokenizer is None:
@@ -105,7 +106,7 @@ class _PromptReader:
             raise ValueError(f"{name} must be text or a list of token ids, not {type(prompt).__name__}")
         kept = limit.fit(ids, self._params, name)
         keyed = {"prompt": text if kept is ids else None, "prompt_token_ids": kept, "cache_salt": self._salt}
-        return parse_prompt(keyed, self._tokenizer, self._served.vocab_size, name)
+        return parse_prompt(keyed, self._tokenizer, self._served.vocab_size, name, media=source or NO_MEDIA)
 
 
 def _as_list(prompt: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from quintet.server.http.openai.chat_protocol import Messages, TemplateFields, T
 MAX_EXTRAS = 256  # files of input_extra
 MAX_RESPONSE_FIELDS = 256
 MAX_LORA_SCALES = 4096  # entries of lora
-_NO_MEDIA = "images and audio of no model are served yet, text alone"
+_NO_MEDIA = "this route takes text alone; images go to /v1/chat/completions"
 
 _Accepted: Any = create_model(
     "_Accepted",

@@ -12,7 +12,7 @@ from quintet.server.http.inputs.body import Body, UnsupportedField
 # Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
 _EXCLUDED = (
     "max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs", "flat_logprobs",
-    "trace_decode_token_ids",
+    "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
 )  # fmt: skip
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
@@ -109,8 +109,8 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
     "media_io_kwargs": UnsupportedField(_TEXT, ({},)),
     "watermarking": UnsupportedField("texts are not marked", (False,)),
     "flat_logprobs": UnsupportedField("log-probabilities have one form; leave it out", (False,)),
-    "prompt_logprob_token_ids": UnsupportedField("use prompt_logprobs, for the likeliest"),
-    "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids, which are not there", (0,)),
+    "prompt_logprob_token_ids": UnsupportedField("it is there offline alone; use prompt_logprobs, for the likeliest"),
+    "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids", (0,)),
     "routed_experts_prompt_start": UnsupportedField("the routed experts of a token are not returned", (0,)),
     "trace_decode_token_ids": UnsupportedField(
         "it is there offline alone (SamplingParams); for the log-probabilities of given tokens use prompt_logprobs"

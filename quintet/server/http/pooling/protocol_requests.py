@@ -9,7 +9,7 @@ from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
 from quintet.server.http.openai.completions_protocol import TokenId
 from quintet.server.http.pooling.encoding_format import COHERE_TYPES, DTYPES, ENDIANNESS, FORMATS
 
-_NO_MEDIA = "images, audio and video of no model are served yet, text alone"
+_NO_MEDIA = "embedding and scoring models take text alone"
 _UNSUPPORTED: dict[str, UnsupportedField] = {
     "mm_processor_kwargs": UnsupportedField(_NO_MEDIA),
     "padding": UnsupportedField("texts are never padded here", ("do_not_pad",)),

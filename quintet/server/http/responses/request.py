@@ -124,7 +124,7 @@ class CreateResponse(_Shared):
         "moderation": UnsupportedField("nothing is moderated"),
         "background_options": UnsupportedField("a response in the background starts as soon as it can", ({},)),
         "prompt_cache_options": UnsupportedField("the prefix cache needs no marks: what fits is found", ({},)),
-        "image": UnsupportedField("images of no model are served yet, text alone"),
+        "image": UnsupportedField("images are parts of a message: input_image"),
         "access_programs": UnsupportedField("there are none"),
         "n": UnsupportedField("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
         "logprob_token_ids": UnsupportedField("use /v1/chat/completions, or top_logprobs for the likeliest"),

@@ -11,7 +11,7 @@ import pytest
 
 from quintet.common.distribution import install_hint
 from quintet.server.http.errors import ApiError
-from quintet.server.pdf.extract import TOO_MUCH, PdfExtractor
+from quintet.server.pdf.extract import TOO_MUCH, PdfExtractor, PdfText
 from tests.server.http.serving import chat, client
 
 PATH = "/page/pdf_text"
@@ -139,6 +139,48 @@ async def test_a_caller_that_disconnects_ends_the_process() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert children() == []
+
+
+class HeldExtractor:
+    """Extracts nothing until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def extract(self, content: bytes) -> PdfText:
+        self.begun.set()
+        await self.may_end.wait()
+        return PdfText(text=content.decode(), pages=1)
+
+
+async def test_draining_waits_for_the_text_of_a_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldExtractor()
+    monkeypatch.setattr("quintet.server.http.admin.page.PdfExtractor", lambda: held)
+    async with client() as http:
+        service = http._transport.app.state.service  # type: ignore[attr-defined]
+        first = asyncio.create_task(http.post(PATH, content=b"Hi"))
+        await held.begun.wait()
+        assert len(service.calls) == 1
+        draining = asyncio.create_task(service.drain())
+        await asyncio.sleep(0)
+        assert (await http.post(PATH, content=b"Hi")).status_code == 503 and not draining.done()
+        held.may_end.set()
+        assert (await first).json() == {"text": "Hi", "pages": 1}
+        await draining
+        assert not service.calls and not service.ended_calls
+
+
+async def test_draining_ends_the_text_of_a_pdf_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldExtractor()
+    monkeypatch.setattr("quintet.server.http.admin.page.PdfExtractor", lambda: held)
+    async with client(drain_timeout=0.05) as http:
+        service = http._transport.app.state.service  # type: ignore[attr-defined]
+        first = asyncio.create_task(http.post(PATH, content=b"Hi"))
+        await held.begun.wait()
+        await service.drain()
+        answer = await first
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
+        assert len(service.ended_calls) == 1 and not service.calls
 
 
 async def test_without_pypdf_the_answer_has_the_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:

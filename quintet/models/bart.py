@@ -1,0 +1,78 @@
+"""BART (Lewis et al. 2020), mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, Blenderbot: text to text by an encoder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.layers.build import BuildContext
+from quintet.layers.decoder import CausalLM, run_layers, select_output_rows
+from quintet.layers.encoder_decoder import BlockSizes, CrossDecoderBlock
+from quintet.layers.layer_state import LayerMixer, StepState
+from quintet.layers.linear import LMHead
+from quintet.models.encoders.bart import (
+    COMPUTED,
+    LOGITS_BIAS,
+    SHARED,
+    TRAITS,
+    BartEncoder,
+    BartStack,
+    canonical_name,
+    with_own_tables,
+)
+
+
+class BartDecoder(BartStack):
+    """The decoder: a step -> hidden states of its rows, and taps."""
+
+    def __init__(self, config: Any, build: BuildContext, vocab_size: int) -> None:
+        sizes = BlockSizes.of(config, "decoder", TRAITS[config.model_type].pre_norm)
+        layers = nn.ModuleList(CrossDecoderBlock(sizes, build) for _ in range(config.decoder_layers))
+        super().__init__(config, build, vocab_size, layers)
+        self._ops, self._build = build.ops.take("take_rows"), build
+
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
+        x, taps = run_layers(self.layers, self.embed(cache), cache, self._build)
+        return self.layer_norm(select_output_rows(x, cache, self._ops)), taps
+
+
+class BartForConditionalGeneration(CausalLM):
+    """The decoder and its head; the worker builds the encoder beside it."""
+
+    trunk_name = "model.decoder"
+    supports_pipeline = False
+    config_counts_layers = False  # num_hidden_layers is the encoder's number
+    encoder_class = BartEncoder
+    gathered_from = (SHARED, LOGITS_BIAS)
+    ignored_tensors = (  # the encoder's
+        *CausalLM.ignored_tensors,
+        r"model\.encoder\..*",
+        r"model\.decoder\.layers\.\d+\.encoder_attn\.(k_proj|v_proj)\..*",
+        COMPUTED,
+    )
+
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        super().__init__(build)
+        vocab = config.vocab_size
+        if not getattr(config, "share_encoder_decoder_embeddings", True):
+            vocab = config.decoder_vocab_size
+        self.model = nn.ModuleDict({"decoder": BartDecoder(config, build, vocab)})
+        source = "/model.decoder.embed_tokens" if build.ties_head(config) else "/lm_head"
+        self.lm_head = LMHead(build, config.d_model, vocab, source, TRAITS[config.model_type].logits_bias)
+
+    canonical = staticmethod(canonical_name)  # no other name depends on the class
+
+    def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Each part gets the table of both, and the head its bias."""
+        return with_own_tables(entries)
+
+    @classmethod
+    def max_text_length(cls, config: Any) -> int | None:
+        length: int = config.max_position_embeddings
+        return length
+
+    @property
+    def cross_mixers(self) -> list[LayerMixer]:
+        """Mixers of the layers' cross-attention, in order."""
+        layers: Any = self.get_submodule("model.decoder.layers")
+        return [layer.encoder_attn.mixing for layer in layers]
