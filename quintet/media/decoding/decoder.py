@@ -26,6 +26,8 @@ from quintet.media.lazy_numpy import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Decoded = tuple[NDArray[np.uint8], VideoTimes | None]
+
 logger = logging.getLogger(__name__)
 
 PROCESSES = 2  # at a time; other files wait
@@ -34,9 +36,6 @@ PATIENCE = 4  # seconds of waiting for each second of processor time: other work
 _STARTING = 60.0  # seconds in which a process starts, on a busy machine
 _TOO_MUCH = "it takes too much time or memory to decode; send a smaller one"
 _CRASHED = "its decoder crashed; convert it to PNG (images) or MP4 (videos)"
-
-
-Decoded = tuple[NDArray[np.uint8], VideoTimes | None]
 
 
 class MediaDecoder:
