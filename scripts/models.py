@@ -117,6 +117,8 @@ WITH_MEDIA = {
     "mistral3": "Mistral Small 3.1 and 3.2",
     "qwen2_5_vl": "Qwen2.5-VL",
     "qwen2_vl": "Qwen2-VL",
+    "qwen3_5": "Qwen3.5, dense",
+    "qwen3_5_moe": "Qwen3.5 with experts",
     "qwen3_vl": "Qwen3-VL, dense",
     "qwen3_vl_moe": "Qwen3-VL with experts",
     "smolvlm": "SmolVLM, SmolVLM 2",

@@ -126,7 +126,10 @@ class PositionScaling(Layer):
 
 # text models that take turns among the three positions, frequency by frequency, and their sections where config.json
 # has none
-_ALTERNATING = {"qwen3_vl_text": (24, 20, 20), "qwen3_vl_moe_text": (24, 20, 20)}
+_ALTERNATING = {
+    "qwen3_vl_text": (24, 20, 20), "qwen3_vl_moe_text": (24, 20, 20), "qwen3_5_text": (11, 11, 10),
+    "qwen3_5_moe_text": (11, 11, 10),
+}  # fmt: skip
 
 
 def multimodal_axes(model_type: str, parameters: Parameters, count: int) -> tuple[int, ...]:

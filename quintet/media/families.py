@@ -74,6 +74,8 @@ FAMILIES = {
     "qwen2_5_vl": MediaFamily(_qwen(_QWEN2_VIDEOS, "second_per_grid_ts"), rotary=True),
     "qwen3_vl": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True, deepstack=True),
     "qwen3_vl_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True, deepstack=True),
+    "qwen3_5": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
+    "qwen3_5_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
     "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
     "smolvlm": MediaFamily({
         **_images(*_MASKED, nested=True),

@@ -138,7 +138,8 @@ def test_another_item_never_finds_the_pages_of_the_first(made: Made, monkeypatch
     outputs = [llm.generate(prompt(*case), GREEDY, use_tqdm=False)[0] for case in (first, again, third)]
     assert count == [2], "the second was found"
     (parsed,) = llm._client.parse(prompt(*third))
-    assert outputs[1].num_cached_tokens > parsed.media[0].spans[0][0] >= outputs[2].num_cached_tokens >= 64
+    least = 0 if made.model.config.model_type.startswith("qwen3_5") else 64  # states are not kept at every page
+    assert outputs[1].num_cached_tokens > parsed.media[0].spans[0][0] >= outputs[2].num_cached_tokens >= least
     assert [list(each.outputs[0].token_ids) for each in outputs] == [
         wanted(made, each) for each in (first, again, third)
     ]

@@ -71,6 +71,12 @@ QWEN_PIXELS = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
 QWEN_FRAMES = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
                "size": {"shortest_edge": 64, "longest_edge": 1024}}  # fmt: skip
 QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN35 = {
+    "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1],
+                        "partial_rotary_factor": 0.5},
+}  # fmt: skip
 PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 TILES = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}, "do_image_splitting": True}
 ROWS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>",
@@ -127,6 +133,21 @@ WRAPPERS = {
          "moe_intermediate_size": 32},
         {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
          "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES, like="qwen3_vl",
+    ),
+    "qwen3_5": Wrapper(
+        {"model_type": "qwen3_5_text", **QWEN35},
+        {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+         "num_position_embeddings": 64, "deepstack_visual_indexes": []},
+        QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
+        video_processor=QWEN_FRAMES, like="qwen3_vl",
+    ),
+    "qwen3_5_moe": Wrapper(
+        {"model_type": "qwen3_5_moe_text", **QWEN35, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+        {**QWEN_VISION, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+         "num_position_embeddings": 64, "deepstack_visual_indexes": []},
         QWEN_PIXELS, entries=QWEN_IDS, specials=QWEN, around="<|vision_start|>{}<|vision_end|>",
         video_processor=QWEN_FRAMES, like="qwen3_vl",
     ),
