@@ -31,6 +31,11 @@ TEXTS = {
     "fr": "Bonjour, je voudrais deux billets pour Paris, s'il vous plaît.",
     "es": "Buenos días, ¿dónde está la estación de tren más cercana?",
     "it": "Buongiorno, vorrei un caffè e un bicchiere d'acqua, per favore.",
+    "pt": "Bom dia, gostaria de reservar uma mesa para duas pessoas.",
+    "nl": "Goedemorgen, hoe laat vertrekt de volgende trein naar Amsterdam?",
+    "pl": "Dzień dobry, poproszę kawę i szklankę wody.",
+    "ru": "Добрый день, сколько стоит билет до Москвы?",
+    "tr": "Günaydın, en yakın istasyon nerede acaba?",
 }
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
