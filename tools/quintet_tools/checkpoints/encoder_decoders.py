@@ -70,11 +70,18 @@ def written(entries: Mapping[str, Any], seed: int = 0) -> Tiny:
         for module in model.modules():
             if hasattr(module, "create_weight"):  # positions that are computed
                 module.weight.copy_(module.create_weight())
+            if hasattr(module, "create_position_ids_from_input_ids"):  # padding, which no text has, has no position
+                module.create_position_ids_from_input_ids = _positions
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_()
         folder = Path(tempfile.mkdtemp(dir=folder_of_all().name))
         model.save_pretrained(folder)
         return Tiny(folder, AutoConfig.from_pretrained(folder), model)
+
+
+def _positions(ids: Tensor, padding: int, past: int) -> Tensor:
+    """Numbers every token, as transformers' code does where none is padding (M2M-100)."""
+    return torch.arange(ids.shape[1])[None] + past + padding + 1
 
 
 def encoder_input(tiny: Tiny, seed: int, length: int = 0) -> Tensor:
