@@ -53,7 +53,7 @@ def test_a_compilation_config_is_our_settings(given: Any, means: dict[str, Any])
         ({"pass_config": {"fuse_norm_quant": True}}, "without passes"),
         ({"debug_dump_path": "/x"}, "XLA_FLAGS"),
         ({"dynamic_shapes_config": {"type": "backed", "evaluate_guards": True}}, "torch.compile"),
-        ({"cudagraph_mm_encoder": True}, "text alone"),
+        ({"cudagraph_mm_encoder": True}, "the platform decides how encoders of images run"),
         ({"cudgraph_mode": "NONE"}, "did you mean 'cudagraph_mode'"),
     ],
 )

@@ -75,8 +75,8 @@ def with_tokens(checksum: int) -> Callable[[bytes], list[bytes]]:
     """The report of another rank, with the same plan and other sampled tokens."""
 
     def reports(own: bytes) -> list[bytes]:
-        planned, _, why = msgspec.msgpack.decode(own, type=tuple[int, int, str])
-        return [msgspec.msgpack.encode((planned, checksum, why))]
+        planned, _, why, failed = msgspec.msgpack.decode(own, type=tuple[int, int, str, list[bytes]])
+        return [msgspec.msgpack.encode((planned, checksum, why, failed))]
 
     return reports
 
@@ -88,7 +88,7 @@ def test_an_error_that_all_ranks_have_alike_stays_the_own_error() -> None:
 
 def test_an_error_of_one_rank_names_the_rank() -> None:
     cause = ValueError("no such row")
-    left = msgspec.msgpack.encode((0, 0, "PreviousStageFailed: stage 0 of 2 failed in this step"))
+    left = msgspec.msgpack.encode((0, 0, "PreviousStageFailed: stage 0 of 2 failed in this step", ()))
     result, aborted = step(Pipe(2, lambda own: [left]), cause)
     assert isinstance(result, RankFailed) and str(result) == "rank 0 of 2: ValueError: no such row" and not aborted
 
