@@ -38,6 +38,7 @@ from quintet.parsers import Content
         (["serve", "a", "b"], 2, "unexpected argument 'b'; `--models FOLDER`"),
         (["platforms", "cpu"], 2, "unexpected argument 'cpu'"),
         (["generate", "--max-token", "5", "x"], 2, "did you mean '--max-tokens'"),
+        (["generate", "--bogus", "x"], 2, "unknown flag '--bogus'\n"),
         (["generate", "--max_tokn=5", "x"], 2, "did you mean '--max-tokens'"),
         (["generate", "--swap-space", "4", "x"], 2, "nothing is swapped"),
         (["generate", "--max-tokens", "x", "y"], 2, "whole number"),
