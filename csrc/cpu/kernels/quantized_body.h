@@ -507,7 +507,10 @@ void multiply_as(const QuantizedPanel& panel) {
 template <typename Core, Held H, Span S>
 void multiply(const QuantizedPanel& panel) {
     if constexpr (S == Span::levels || kStreams<Core>) {
-        if (panel.rows <= few_rows<Core, S>()) return multiply_as<Core, H, S, true>(panel);
+        // Two tiles of few rows take less than passes over all columns for one or two rows more.
+        constexpr bool kTwice = Core::kPairs < Core::kAlone && S != Span::channels;
+        constexpr long kMore = !kTwice ? 0 : Core::kRows == Core::kFew ? 2 : S == Span::levels ? 1 : 0;
+        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true>(panel);
     }
     multiply_as<Core, H, S, false>(panel);
 }
