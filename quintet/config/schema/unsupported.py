@@ -221,8 +221,10 @@ COMMANDS: Mapping[str, str] = {
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
     "set_tokenizer": "use the engine argument tokenizer",
-    "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
+    "reset_mm_cache": "use reset_prefix_cache()",
     "from_vllm_config": "use from_engine_args",
+    "request_states": "use abort(request_id), or pause_generation(mode='abort') for all requests",
+    "engine_core": "use abort(request_id), or pause_generation(mode='abort') for all requests",
     "model_config": "use config",
     "vllm_config": "use config",
     "do_log_stats": "use get_metrics()",
@@ -265,7 +267,6 @@ PARAMETERS: Mapping[str, str] = {
     "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
-    "routed_experts_prompt_start": "the routed experts of a token are not returned; leave it out",
     "skip_clone": "parameters are never changed; leave it out",
     "watermarking": "texts are not marked; leave it out",
     "response_format": "use structured_outputs",
