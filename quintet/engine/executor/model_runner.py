@@ -256,9 +256,8 @@ class ModelRunner(StepRunner):
         return forward
 
     def sample(self, forward: Forward) -> Callable[[], StepResult]:
-        """Samples, and starts the copies of what comes out; calling the result waits for them.
-
-        Steps are drawn in the order in which they were started, each before the model of the next one is."""
+        """Samples, and starts the copies of what comes out; calling the result waits for them. Steps are drawn in the
+        order in which they were started, each before the model of the next one is."""
         drawn = self._draw(forward)
 
         def wait() -> StepResult:
