@@ -14,7 +14,7 @@ _POLL = 0.01  # seconds between two looks at whether requests have finished
 
 
 class AsyncRolloutMethods:
-    """How many requests there are, and waiting for their end."""
+    """Counts requests, waits for their end, and opens an engine as verl does."""
 
     _client: EngineClient
 

@@ -100,6 +100,16 @@ def test_drafts_and_several_completions_have_the_experts_of_their_own_tokens() -
         assert np.array_equal(np.sort(each.routed_experts, -1), want)
 
 
+@pytest.mark.parametrize("more", [{}, {"enable_expert_parallel": True}], ids=repr)
+def test_ranks_return_the_experts_of_the_whole_model(more: dict[str, Any]) -> None:
+    tiny = tiny_of("qwen3_moe")
+    with engine(tiny, **RETURNED) as llm:
+        want = [routed(each) for each in generate(llm, PROMPTS)]
+    with engine(tiny, **RETURNED, tensor_parallel_size=2, **more) as llm:
+        found = [routed(each) for each in generate(llm, PROMPTS)]
+    assert all(np.array_equal(*pair) for pair in zip(found, want, strict=True))
+
+
 def test_a_start_leaves_out_the_tokens_before_it() -> None:
     with engine(tiny_of("qwen3_moe"), **RETURNED) as llm:
         whole = routed(generate(llm, PROMPTS)[0])
