@@ -54,6 +54,8 @@ class TokenDelta:
     data: bytes | None = None  # of a text that became numbers: float32
     shape: tuple[int, ...] = ()  # of these
     kv_transfer_params: dict[str, Any] | None = None  # where its pages wait for another engine; with a finish_reason
+    routed_experts: bytes | None = None  # of tokens that were computed since the last delta: uint8, uint16 or int32
+    routed_shape: tuple[int, ...] = ()  # of these: [tokens, layers, k]
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
@@ -202,6 +204,8 @@ class CompletionOutput:
     tool_calls: "Sequence[ToolCall]" = ()  # all so far; one that is not complete must not be acted on
     message: dict[str, Any] | None = None  # the whole answer, to be added to the conversation; once it has ended
     events: "Sequence[Event]" = ()  # what is new since the output before this one, in order
+    routed_experts: "np.ndarray[Any, Any] | None" = None
+    """[tokens, layers, k]: experts of prompt and output but for the last token, with enable_return_routed_experts."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -229,6 +229,11 @@ class SamplingParams(Checked):
         values.count,
         "position of the prompt, from 0: the first row of prompt_logprob_token_ids is of the token after it",
     )
+    routed_experts_prompt_start: int = param(
+        0,
+        values.count,
+        "position of the prompt, from 0: routed_experts, where the engine returns them, begin with its token",
+    )
     flat_logprobs: bool = param(
         False, values.flag, "give log-probabilities as FlatLogprobs, a few lists for all positions, not a dict for each"
     )

@@ -15,6 +15,7 @@ from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.api.collective_rpc import collective_rpc
 from quintet.api.lora import AsyncLoRAMethods, adapted
+from quintet.api.rollout import AsyncRolloutMethods
 from quintet.api.weight_updates import AsyncWeightUpdateMethods
 from quintet.chat.encoder_prompts import is_encoder_prompt
 from quintet.chat.prompts import Prompt, PromptType
@@ -51,7 +52,7 @@ class OutputStream(NamedTuple):
         return True
 
 
-class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncWeightUpdateMethods, EngineHandle):
+class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWeightUpdateMethods, EngineHandle):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")

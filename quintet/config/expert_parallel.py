@@ -70,7 +70,19 @@ class ExpertOptions:
         EPLBConfig, EPLBConfig(), 'how, such as {"step_interval": 1000, "num_redundant_experts": 2}', group="device",
     )  # fmt: skip
 
+    enable_return_routed_experts: bool = option(
+        False,
+        boolean,
+        "return the experts of each token (CompletionOutput.routed_experts), for trainers that replay them",
+        group="device",
+    )
+
     def _check(self: Any) -> None:
+        if self.enable_return_routed_experts and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                "enable_return_routed_experts: each pipeline stage knows the experts of its own layers alone; leave it "
+                "out, or set pipeline_parallel_size=1"
+            )
         if self.enable_eplb and not self.enable_expert_parallel:
             raise ValueError(
                 "enable_eplb moves whole experts between ranks, and enable_expert_parallel is off: every rank has a "

@@ -50,8 +50,9 @@ class Engine:
         self._hooks, self.lora, self.drafting, self._rotary = parts.hooks, parts.lora, parts.drafting, parts.rotary
         self._unready: list[Request] = []  # requests with grammars and adapters that may not be there yet
         self._in_flight = InFlightSteps(parts.runner)
-        jumps = not parts.runner.has_processors
-        self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps, parts.drafting)
+        routed = parts.runner.routed_experts
+        jumps = not parts.runner.has_processors and routed is None
+        self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps, parts.drafting, routed)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._weights_awake = False  # while it is asleep, the cache alone is gone

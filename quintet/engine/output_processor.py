@@ -49,6 +49,9 @@ class _Completion:
     num_preemptions: int = 0
     has_new: bool = False  # since it was last given out
     num_returned: int = 0  # tokens that were given out; counted where outputs are held back
+    num_tokens: int = 0  # all that count
+    num_routed: int = 0  # tokens whose experts have come
+    routed_experts: "list[np.ndarray[Any, Any]]" = field(default_factory=list)  # of stretches of tokens
 
 
 @dataclass(slots=True)
@@ -192,6 +195,9 @@ class OutputProcessor:
             request.data = data if request.data is None else np.concatenate([request.data, data])  # of steps
             request.metrics.first_token_time = request.metrics.last_token_time = now  # as vLLM counts it
         completion.token_ids += ids
+        completion.num_tokens += len(ids)
+        if delta.routed_experts is not None:
+            _add_experts(request, completion, delta)
         completion.has_new |= bool(ids) or completion.finish_reason is not None
         _update_metrics(request.metrics, completion, delta, len(ids), now)
 
@@ -303,11 +309,36 @@ def _completion_output(completion: _Completion, delta: bool) -> CompletionOutput
         completion.finish_reason,
         completion.stop_reason,
         completion.error,
+        routed_experts=_experts(completion, delta),
     )
     if delta:
         completion.new_text, completion.token_ids = [], []
         completion.logprobs = None if logprobs is None else type(logprobs)()
     return output
+
+
+def _add_experts(request: _Request, completion: _Completion, delta: TokenDelta) -> None:
+    """Adds the experts of tokens, but for those behind a stop string and the last that counts."""
+    import numpy as np
+
+    assert delta.routed_experts is not None
+    itemsize = len(delta.routed_experts) // int(np.prod(delta.routed_shape))
+    kind = {1: np.uint8, 2: np.uint16, 4: np.int32}[itemsize]
+    rows = np.frombuffer(delta.routed_experts, kind).reshape(delta.routed_shape)
+    wanted = len(request.prompt_ids) + completion.num_tokens - 1 - request.params.routed_experts_prompt_start
+    completion.routed_experts.append(rows[: wanted - completion.num_routed])
+    completion.num_routed += len(completion.routed_experts[-1])
+
+
+def _experts(completion: _Completion, delta: bool) -> "np.ndarray[Any, Any] | None":
+    """Returns the experts of all tokens so far, or, in a delta, of those that are new."""
+    if not completion.routed_experts:
+        return None
+    import numpy as np
+
+    found = np.concatenate(completion.routed_experts)
+    completion.routed_experts = [] if delta else [found]
+    return found
 
 
 def _update_metrics(

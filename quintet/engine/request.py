@@ -160,6 +160,7 @@ class Request:
     num_preemptions: int = 0
     scheduled_at: float | None = None  # time.monotonic() when its first step was planned
     num_scored: int = 0  # positions of the prompt whose log-probabilities were returned, or are not wanted
+    num_routed: int = 0  # of its tokens, whose experts were returned, or are not wanted
     prompt_rows: "PromptRows | None" = None  # of the row store, which stand in the places of its prompt's tokens
     encoded: "EncodedPages | None" = None  # of its media, while it runs; only EncoderCache changes it
     rotary: "RequestRotary | None" = None  # its tokens' rotary positions, where they are not their positions
@@ -176,6 +177,7 @@ class Request:
         self.params, self.token_ids = self.core_request.params, list(self.core_request.prompt_ids)
         self.num_prompt = self.num_known = len(self.token_ids)
         self.num_scored = 0 if self.params.prompt_logprobs is not None else self.params.prompt_logprob_start
+        self.num_routed = self.params.routed_experts_prompt_start
         self.transfer_params = None if self.core_request.pooling is not None else transfer_params_of(self.params)
 
     @property

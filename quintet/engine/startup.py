@@ -21,6 +21,7 @@ from quintet.engine.executor.engine_plan import EnginePlan
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
+from quintet.engine.executor.routed_experts import check_routed_experts, describe_routed_experts, make_store
 from quintet.engine.executor.shape_buckets import describe
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, Worker
@@ -144,6 +145,8 @@ def _decide(
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
         sizes = replace(sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
+    elif config.enable_return_routed_experts:
+        sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
@@ -151,6 +154,7 @@ def _decide(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.wrap_op)
         )
     check_kv_transfer(config, facts, ranks)
+    check_routed_experts(config, ranks.workers[0].model, ranks.workers[0].main.build.routed_experts)
     ranking.check_same_settings(config, ranks, whole, None if config.load_format == "dummy" else weights)
     plan = make_memory_plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
@@ -169,6 +173,7 @@ def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup)
     """Describes what ranks, experts and rows take."""
     first = ranks.workers[0]
     described = [*experts.describe_experts(config, first.model), *describe_row_store(first)]
+    described += describe_routed_experts(first.main.build.routed_experts)
     return [*ranking.describe_ranks(config, facts, ranks), *described]
 
 
@@ -240,6 +245,7 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
     groups = len(layout.groups), plan.num_slots > 0
     batches = BatchBuilder(config.page_size, fixed, *groups, captured, prepared.inputs, layout.has_cross)
     runner = _runner(prepared, batches)
+    runner.routed_experts = make_store(prepared)
     runner.warm_up(progress)
     _run_first_requests(prepared, batches, runner)
     return ranking.make_engine(_engine_parts(prepared, batches, runner, grammars, folder), prepared.ranks)

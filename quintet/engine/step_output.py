@@ -15,6 +15,7 @@ from quintet.engine.step_plan import StepPlan
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 if TYPE_CHECKING:
+    from quintet.engine.executor.routed_experts import RoutedExpertsStore
     from quintet.engine.pooling.heads import FloatRows
 
 MAX_JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
@@ -33,11 +34,16 @@ class StepOutputProcessor:
     """The requests that have not ended, and what was counted since the engine's start."""
 
     def __init__(
-        self, scheduler: Scheduler, flights: InFlightSteps, jumps: bool = True, drafting: Drafting | None = None
+        self,
+        scheduler: Scheduler,
+        flights: InFlightSteps,
+        jumps: bool = True,
+        drafting: Drafting | None = None,
+        routed: "RoutedExpertsStore | None" = None,
     ) -> None:
         """jumps: whether tokens may be added without a draw, where a grammar leaves no other."""
         self._scheduler, self._in_flight, self._can_jump = scheduler, flights, jumps
-        self._drafting = drafting
+        self._drafting, self._routed = drafting, routed
         self.requests: dict[str, Request] = {}
         self._num_steps = self._step_tokens = 0  # the latter of the last step
         self._num_computed = self._num_generated = 0  # tokens of prompts, and of outputs
@@ -157,8 +163,11 @@ class StepOutputProcessor:
 
     def _append_row(self, request: Request, row: int, result: StepResult) -> TokenDelta:
         """The token that a row drew, and what was asked for beside it."""
-        token_id = result.token_ids[row]
+        token_id, routed = result.token_ids[row], TokenDelta("", [])
+        if self._routed is not None:  # before it may end, and its pages with it
+            self._routed.add_to(routed, request, request.num_known)
         delta = self._say(request, token_id) if token_id >= 0 else self.fail(request, _no_token_reason(request))
+        delta.routed_experts, delta.routed_shape = routed.routed_experts, routed.routed_shape
         if result.logprobs is not None and (wanted := request.params.num_logprobs) is not None and not delta.error:
             delta.logprobs = [_trim_logprobs(result.logprobs[row], wanted)]
         if result.prompt_logprobs and not delta.error:

@@ -202,6 +202,7 @@ class Outputs(NamedTuple):
     aux_hidden_states: tuple[Tensor, ...] = ()  # [T, H] each: outputs of the requested layers
     # of a stage that is not the last, for the next: x, perhaps the residual [T, H], and what later layers read besides
     intermediate_tensors: tuple[Tensor, ...] = ()
+    routed_experts: tuple[Tensor, ...] = ()  # [T, k] int32 each: experts that each layer's router chose
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
 from quintet.layers.moe.expert_placement import ExpertPlacement
+from quintet.layers.moe.routed_experts import RoutedExperts
 from quintet.layers.pipeline import Stage
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.row_store import RowStore
@@ -30,6 +31,7 @@ class RequestedOutputs:
     hidden_states: bool = False  # of the same rows, normalised
     # layers that return their output for each token; 0: the first layer's input
     aux_hidden_states: tuple[int, ...] = ()
+    routed_experts: bool = False  # of each token, in each layer with a router
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class BuildContext:
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
     tied_head: bool | None = None  # the head is the token embedding; None: as the config's tie_word_embeddings has it
     expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
+    routed_experts: RoutedExperts | None = None  # collects what routers choose; None: steps do not return it
     stage: Stage = Stage()  # of several that the model's layers are shared out over
     lora: LoRAStep | None = None  # the adapters of a step's tokens; None: the model takes none
     row_store: RowStore | None = None  # rows in the places of tokens' embeddings; None: steps bring none

@@ -282,6 +282,7 @@ class CausalLM(ModelBase):
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
         self._lora = build.lora
+        self._routed_experts = build.routed_experts
         self._wanted, self._vocab = build.requested_outputs, 0  # tokens, where there is no head that says so
 
     @property
@@ -299,12 +300,15 @@ class CausalLM(ModelBase):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """Runs one step: the state and T tokens -> the requested outputs, and the new state."""
-        cache = StepState(state, batch, self._lora)
+        cache, routed = StepState(state, batch, self._lora), self._routed_experts
+        if routed is not None:
+            routed.start()
         x, taps = self.trunk(cache)
         if cache.intermediate_tensors:
             return Outputs(None, intermediate_tensors=cache.intermediate_tensors), cache.state
         logits = self.head(x) if self._wanted.logits else None
-        return Outputs(logits, x if self._wanted.hidden_states else None, tuple(taps)), cache.state
+        outputs = Outputs(logits, x if self._wanted.hidden_states else None, tuple(taps))
+        return (outputs if routed is None else outputs._replace(routed_experts=routed.take())), cache.state
 
     def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         """A step -> hidden states of its rows, and taps."""

@@ -43,7 +43,8 @@ class ScaledMoE(MoE):
     def share(self, x: Tensor) -> Tensor:
         logits = self.gate(x)
         ones, ids = self._routed.route(logits, 1, True)
-        scores, _ = self.choice(logits)  # of sigmoids that round to the same number, any is as good
+        self.choice.record(ids)
+        scores, _ = self.choice.choose(logits)  # of sigmoids that round to the same number, any is as good
         share: Tensor = self.experts(self._routed.scale_rows(x, scores), ones, ids)
         return share
 

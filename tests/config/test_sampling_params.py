@@ -40,6 +40,7 @@ BAD = {
     "flat_logprobs": [1, None, "yes"],
     "prompt_logprob_token_ids": [[], [[]], [1], "5", 5, [[-2]], [[True]], [[1.5]], [[2**31]]],
     "prompt_logprob_start": [-1, True, 1.5, 3],
+    "routed_experts_prompt_start": [-1, True, 1.5],
     "trace_decode_token_ids": [[], (), {1}, "5", 5, [-1], [True], [1.5], [2**31]],
     "detokenize": [1, None],
     "skip_special_tokens": ["no", 0],

@@ -10,7 +10,7 @@ from quintet.sampling_params import SamplingParams
 # One answer is shown, as text.
 _FIXED = (
     "n", "detokenize", "output_kind", "extra_args", "logprobs", "prompt_logprobs", "logprob_token_ids", "flat_logprobs",
-    "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start", "routed_experts_prompt_start",
 )  # fmt: skip
 _SETTABLE = [each.name for each in dataclasses.fields(SamplingParams) if each.name not in _FIXED]
 _OTHER_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "temp": "temperature"}

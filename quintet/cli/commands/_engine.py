@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
 _NO_FLAG = (
     "detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval", "flat_logprobs",
-    "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start", "routed_experts_prompt_start",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class SpeechModelRunner(ModelRunner):
         with self._aligner.watching(plan):
             forward = super().forward(plan)
         aligned = self._aligner.results(plan)
-        return AlignedForward(forward.rows, forward.outputs, forward.failed, aligned) if aligned else forward
+        return AlignedForward(**vars(forward), aligned=aligned) if aligned else forward
 
     def sample(self, forward: Forward) -> Callable[[], StepResult]:
         """Samples; calling the result waits for tokens and alignments."""

@@ -24,11 +24,12 @@ from quintet.engine.sampling.prompt_candidates import PromptCandidates
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
 from quintet.engine.sleep import TAGS
 from quintet.engine.step_plan import StepPlan
-from quintet.interface.types import HostBatch
+from quintet.interface.types import HostBatch, Outputs
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenLogprobs
 
 if TYPE_CHECKING:
+    from quintet.engine.executor.routed_experts import RoutedExpertsStore
     from quintet.engine.pooling.heads import FloatRows
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,7 @@ class StepResult(NamedTuple):
     logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
     failed: dict[Request, str]  # requests that cannot go on, and why
-    pooled: Mapping[
-        Request, "FloatRows | str"
-    ] = {}  # complete numbers of texts, or why they have none; scores of prompts
+    pooled: Mapping[Request, "FloatRows | str"] = {}  # numbers of texts, or why they have none; scores of prompts
 
 
 Agree = Callable[[StepPlan, StepResult | Exception], StepResult | Exception]
@@ -57,6 +56,7 @@ class Forward:
     rows: OutputRows
     outputs: Tensor  # for each of them: logits, or hidden states
     failed: dict[Request, str] = field(default_factory=dict)  # requests that nothing could be drawn for, and why
+    store_experts: Callable[[], None] = lambda: None  # waits for the experts of its tokens
 
 
 class SampledTokens:
@@ -109,6 +109,7 @@ class StepRunner:
         self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
         self.token_rows: TokenRows | None = None  # of the last step, where a draft head reads its hidden states
+        self.routed_experts: RoutedExpertsStore | None = None  # of all tokens, where they are returned
 
     @property
     def supports_overlap(self) -> bool:
@@ -235,7 +236,7 @@ class ModelRunner(StepRunner):
         buckets = [*self._fixed[:1], *self._fixed]
         for bucket in tqdm(buckets, desc="Warming up", unit="size", disable=not shown, leave=False):
             carried = None if self._kept is None else self._kept.no_previous_tokens(bucket.tokens)
-            logits = self._logits(bucket.batch, carried)
+            logits = self._logits(self._ranks.run(bucket.batch, carried))
             if bucket.rows not in seen:
                 seen.add(bucket.rows)
                 self._sampler.warm_up(logits)
@@ -246,16 +247,28 @@ class ModelRunner(StepRunner):
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
         host, rows = self._built(plan)
-        logits = self._logits(host, None if self._kept is None else self._kept.previous_tokens(host, plan))
+        outputs = self._ranks.run(host, None if self._kept is None else self._kept.previous_tokens(host, plan))
         if self.spans.events is not None:
             self.spans.lap("start", plan)
-        return Forward(rows, logits)
+        forward = Forward(rows, self._logits(outputs))
+        if (store := self.routed_experts) is not None:
+            forward.store_experts = store.fetch(host, outputs.routed_experts, self._ranks.workers[0].device)
+        return forward
 
     def sample(self, forward: Forward) -> Callable[[], StepResult]:
-        """Samples, and starts the copies of what comes out; calling the result waits for them.
+        """Samples, and starts the copies of what comes out; calling the result waits for them. Steps are drawn in the
+        order in which they were started, each before the model of the next one is."""
+        drawn = self._draw(forward)
 
-        Steps are drawn in the order in which they were started, each before the model of the next one is.
-        """
+        def wait() -> StepResult:
+            result = drawn()
+            forward.store_experts()
+            return result
+
+        return wait
+
+    def _draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """Starts sampling."""
         rows, logits, failed = forward.rows, forward.outputs, forward.failed
         scores = self._score_prompts(logits, rows)
         sampled, rows = self._sample(logits, rows, failed)
@@ -299,9 +312,9 @@ class ModelRunner(StepRunner):
         """Every request starts anew: nothing that was settled for a step holds."""
         self._sampler.start_over()
 
-    def _logits(self, host: HostBatch, carried: PreviousTokens | None) -> Tensor:
-        """One step -> its logits, where they are sampled."""
-        logits, device = self._ranks.run(host, carried).logits, self._ranks.workers[0].device
+    def _logits(self, outputs: Outputs) -> Tensor:
+        """Returns the logits of a step, where they are sampled."""
+        logits, device = outputs.logits, self._ranks.workers[0].device
         assert logits is not None, "a model that gives no logits does not sample"
         return logits if device is self._device else device.to_host(logits)()
 

@@ -36,6 +36,7 @@ from quintet.layers.build import BuildContext, replacements
 from quintet.layers.decoder import CausalLM, ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
+from quintet.layers.moe.routed_experts import RoutedExperts
 from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.row_store import RowStore
 from quintet.model_loader.incoming_parts import IncomingParts
@@ -154,6 +155,7 @@ class Worker:
             causal=sizes.causal,
             tied_head=sizes.tied_head,
             expert_placement=sizes.expert_placement,
+            routed_experts=RoutedExperts() if sizes.requested_outputs.routed_experts else None,
             stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
             lora=None if sizes.lora is None else LoRAStep(),

@@ -3,6 +3,7 @@
 import time
 
 from quintet.engine.executor.engine_plan import EnginePlan
+from quintet.engine.executor.routed_experts import bytes_of_token
 from quintet.engine.media.factory import media_limits
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.row_store.factory import max_embeds_rows
@@ -47,6 +48,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         media=media_limits(config, prepared.media),
         media_model=prepared.media,
         no_media=prepared.served_media.why,
+        expert_bytes=bytes_of_token(prepared.ranks.workers[0].main.build.routed_experts),
         dtype=str(prepared.sizes.dtype).removeprefix("torch."),
         max_loras=config.max_loras if config.enable_lora else 0,
         max_lora_rank=config.max_lora_rank if config.enable_lora else 0,

@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], None]
 
+# what extensions of trainers for vLLM read of a worker and its model, and is not there -> what does it
+_REMEDIES = {
+    "add_lora": "adapters are the engine's; call add_lora() of LLM or AsyncLLM; a LoRARequest may have tensors "
+    "from memory",
+    "remove_lora": "adapters are the engine's; call remove_lora() of LLM or AsyncLLM",
+    "vllm_config": "settings are llm.config; weights that come as floats are quantized as at the start",
+    "compute_logits": "logits are changed by logits processors, LLM(logits_processors=[...])",
+    "execute_model": "a step is the engine's; call generate()",
+}
+
+
+def _no_attribute(owner: str, name: str) -> AttributeError:
+    remedy = f": {_REMEDIES[name]}" if name in _REMEDIES else ""
+    return AttributeError(f"{owner} has no {name}{remedy}")
+
 
 class ModelView:
     """A worker's model, with vLLM's load_weights()."""
@@ -36,7 +51,19 @@ class ModelView:
         return names
 
     def __getattr__(self, name: str) -> Any:
+        if name in _REMEDIES:
+            raise AttributeError(f"the model of a worker has no {name}: {_REMEDIES[name]}")
         return getattr(self._model, name)
+
+
+class RunnerView:
+    """A worker's model runner, as extensions see it."""
+
+    def __init__(self, model: ModelView, model_config: Any) -> None:
+        self.model, self.model_config = model, model_config
+
+    def __getattr__(self, name: str) -> Any:
+        raise _no_attribute("the model runner of a worker", name)
 
 
 class WorkerView:
@@ -49,6 +76,7 @@ class WorkerView:
     rank: int  # among all ranks of the engine
     local_rank: int  # the same: ranks of several machines count on
     device: torch.device
+    model_config: Any  # .dtype and .max_model_len
     model_runner: Any  # .model is as below
 
     def __init__(self, worker: "Worker", controls: "Controls") -> None:
@@ -58,15 +86,21 @@ class WorkerView:
         self._module = worker.model
         self._encoders = [part.model for part in (worker.encoder, worker.tower) if part is not None]  # of media
         self._load: Load = lambda tensors: controls.load(worker, tensors)
-        self.model_runner = SimpleNamespace(model=ModelView(worker.model, self._load))
+        build = worker.main.build
+        self.model_config = SimpleNamespace(dtype=build.dtype, max_model_len=build.max_model_len)
+        self.model_runner = RunnerView(ModelView(worker.model, self._load), self.model_config)
 
     @classmethod
     def of(cls, worker: "Worker", controls: "Controls", extension: str | None) -> "WorkerView":
         """Returns the view of a worker with the methods of its extension. ValueError: it cannot be imported, or has an
         attribute that the view has as well."""
-        kind = cls if extension is None else type("ExtendedWorkerView", (cls, load_extension(extension)), {})
-        view: WorkerView = kind(worker, controls)
+        kind: Any = cls if extension is None else type("ExtendedWorkerView", (cls, load_extension(extension)), {})
+        view: WorkerView = kind.__new__(kind)  # extensions may have a __new__() without arguments
+        kind.__init__(view, worker, controls)
         return view
+
+    def __getattr__(self, name: str) -> Any:
+        raise _no_attribute("a worker", name)
 
     def get_model(self) -> nn.Module:
         """Returns the rank's part of the model. Its parameters are laid out for the device's products."""
@@ -89,7 +123,8 @@ class WorkerView:
 
 
 RESERVED = frozenset(
-    ("rank", "local_rank", "world_size", "device", "model_runner", "get_model", "load_weights", "weight_checksums")
+    ("rank", "local_rank", "world_size", "device", "model_config", "model_runner", "get_model", "load_weights")
+    + ("weight_checksums",)
 )
 
 

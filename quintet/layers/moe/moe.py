@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -168,6 +168,8 @@ class Experts(Layer):
 class MoE(Layer):
     """x [T, D] -> [T, D]. Every rank routes alike: the router is whole on each, and exact."""
 
+    records_experts: ClassVar[bool] = True  # False: a platform's subclass that chooses experts within a kernel
+
     def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
         super().__init__(build)
         self._comm, self._moe_sizes = build.comm, moe_sizes
@@ -194,8 +196,12 @@ class MoE(Layer):
 class ExpertRouter(Layer):
     """The router's logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
 
+    records_experts: ClassVar[bool] = True  # see MoE
+
     def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
-        self._build, self._moe_sizes = build, moe_sizes
+        self._build, self._moe_sizes, self._routed = build, moe_sizes, build.routed_experts
+        if self._routed is not None:
+            self._routed.add_router(moe_sizes.experts, moe_sizes.top_k)
         plain = moe_sizes.bias is None and moe_sizes.groups == 1
         self._op = "route_grouped" if moe_sizes.scores == "sigmoid" else "route" if plain else "route_limited"
         self._op = self._op if moe_sizes.margin is None else "route_sparse"
@@ -215,6 +221,17 @@ class ExpertRouter(Layer):
         return {"unbiased": torch.zeros(self._moe_sizes.experts)} if lacking else {}
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, ids = self.choose(logits)
+        self.record(ids)
+        return weights, ids
+
+    def record(self, ids: Tensor) -> None:
+        """Keeps the ids [T, k] for the step's outputs, if they are asked for."""
+        if self._routed is not None:
+            self._routed.record(ids)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as forward(), but for record()."""
         of, choose = self._moe_sizes, getattr(self.ops, self._op)
         if self._op == "route":
             weights, ids = choose(logits, of.top_k, of.renormalize)

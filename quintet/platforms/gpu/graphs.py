@@ -79,8 +79,10 @@ class GraphBuffers:
 
     def outputs(self, given: Outputs) -> Outputs:
         """Returns buffers for a step's outputs: the next step may overwrite them."""
-        most = {"logits": self._rows, "hidden_states": self._rows, "aux_hidden_states": self._tokens}
-        own: Outputs = _map_tensors(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
+        most = {"logits": self._rows, "hidden_states": self._rows}
+        own: Outputs = _map_tensors(
+            given, lambda at, x: self._part(self._outputs, at, x, most.get(Outputs._fields[at[0]], self._tokens))
+        )
         return own
 
     def zeros(self, count: int) -> Tensor:

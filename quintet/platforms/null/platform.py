@@ -80,6 +80,11 @@ class Null(Platform):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         if config.tensor_parallel_size > 1:
             raise ValueError("tensor_parallel_size must be 1 on this platform: it has one device; leave it out")
+        if config.enable_return_routed_experts:
+            raise ValueError(
+                "enable_return_routed_experts must be off on this platform: no model runs, so that no router chooses; "
+                "leave it out"
+            )
         return config, []
 
     def open(self, rank: int) -> Device:

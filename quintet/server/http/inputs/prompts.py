@@ -33,7 +33,7 @@ async def completion_prompts(service: AppState, body: CompletionRequest, params:
         raise invalid_field("echo", "shows the prompt's text, and embeddings have none; leave it out")
     if body.suffix:
         given = infill_texts(need_tokenizer(service), body, given, params)
-    reader = _PromptReader(service, params, body.cache_salt, body.add_special_tokens is not False)
+    reader = PromptReader(service, params, body.cache_salt, body.add_special_tokens is not False)
 
     def read() -> list[Prompt]:
         named = len(given) > 1
@@ -83,7 +83,7 @@ async def run_in_thread(service: AppState, size: int, work: Callable[[], Result]
         raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
-class _PromptReader:
+class PromptReader:
     """Reads the prompts of one request: text or token ids."""
 
     def __init__(self, service: AppState, params: SamplingParams, salt: str | None, special: bool) -> None:

@@ -31,8 +31,10 @@ def sampling_params(
     return checked_params(service, {**given, **own, "output_kind": kind}, names or {})
 
 
-def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
-    """Returns the model's defaults updated with these fields of SamplingParams."""
+def checked_params(
+    service: AppState, fields: Mapping[str, Any], names: Mapping[str, str], defaults: SamplingParams | None = None
+) -> SamplingParams:
+    """Returns defaults, the model's own if none are given, updated with these fields of SamplingParams."""
     served = service.backend.model_info
     if served.pooling is not None:
         there = ", ".join(_ROUTES[task] for task in served.pooling.tasks if task in _ROUTES) or "/pooling"
@@ -45,7 +47,7 @@ def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[
             400, "this server's model transcribes audio and answers no prompts; send audio to /v1/audio/transcriptions "
             "or /v1/audio/translations, or start the server with a model that generates text", code="unsupported",
         )  # fmt: skip
-    params = service.backend.default_params()
+    params = service.backend.default_params() if defaults is None else defaults
     fields, names = _merge_extra_args(fields, names)
     params.max_tokens = served.defaults.get("max_tokens")
     try:

@@ -13,6 +13,7 @@ from quintet.server.http.inputs.body import Body, UnsupportedField
 _EXCLUDED = (
     "max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs", "flat_logprobs",
     "trace_decode_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "routed_experts_prompt_start",
 )  # fmt: skip
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
@@ -109,9 +110,11 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
     "media_io_kwargs": UnsupportedField(_TEXT, ({},)),
     "watermarking": UnsupportedField("texts are not marked", (False,)),
     "flat_logprobs": UnsupportedField("log-probabilities have one form; leave it out", (False,)),
-    "prompt_logprob_token_ids": UnsupportedField("it is there offline alone; use prompt_logprobs, for the likeliest"),
+    "prompt_logprob_token_ids": UnsupportedField(
+        "send it to /inference/v1/generate; or use prompt_logprobs, for the likeliest"
+    ),
     "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids", (0,)),
-    "routed_experts_prompt_start": UnsupportedField("the routed experts of a token are not returned", (0,)),
+    "routed_experts_prompt_start": UnsupportedField("experts of tokens are returned by /inference/v1/generate", (0,)),
     "trace_decode_token_ids": UnsupportedField(
         "it is there offline alone (SamplingParams); for the log-probabilities of given tokens use prompt_logprobs"
     ),
