@@ -144,8 +144,6 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
     if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
-    if config.runner == "pooling":
-        return "texts become numbers here"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:
