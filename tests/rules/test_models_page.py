@@ -28,7 +28,7 @@ def test_nobody_wrote_the_page_by_hand(script: Any) -> None:
 def test_each_wrapper_with_media_is_on_its_page(script: Any) -> None:
     wrappers = script.media_wrappers
     lines = (ROOT / wrappers.FILE).read_text(encoding="utf-8").splitlines()
-    shown = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    shown = {line.split("`")[1]: line for line in lines if line.startswith("| `") and "`model_type`" not in line}
     assert shown.keys() == wrappers.wrappers().keys()
     for kind, line in shown.items():
         assert ("| served: " in line) == (kind in FAMILIES), kind
