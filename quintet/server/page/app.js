@@ -24,7 +24,7 @@ const picker = new ModelPicker(named);
 const store = new Store(changed);
 const shown = () => gauge.update();
 const chat = new Chat(settings, picker, store, { busy, refused, back, failed, draft, unkept, shown });
-const attachments = new Attachments({ changed: () => gauge.update(), failed });
+const attachments = new Attachments({ changed: () => gauge.update(), failed, sees: () => picker.sees });
 const gauge = new ContextGauge(picker, uncounted, () => chat.context);
 const list = new ConversationList(store, { opened: () => chat.id, open, keep: () => chat.keep() });
 let asking = false; // for the list of models
@@ -101,7 +101,8 @@ function uncounted() {
   const unsent = text.value.trim() !== "" || attachments.list.length > 0;
   const messages = chat.turns(text.value, attachments.list);
   if ("transcribes" in document.body.dataset) return null; // such a model has no chats
-  if (chat.busy || !messages.length || (!unsent && chat.context !== null)) return null;
+  const seen = messages.some(({ content }) => Array.isArray(content)); // /tokenize counts text
+  if (seen || chat.busy || !messages.length || (!unsent && chat.context !== null)) return null;
   const { tools } = settings.fields();
   return { model: picker.model, messages, ...(tools ? { tools } : {}) };
 }
