@@ -245,12 +245,6 @@ class LoRAManager(StepHook):
             self.slots.pin(digest)
             self._pinned.add(digest)
 
-    @property
-    def loaded(self) -> list[LoRAReference]:
-        """Adapters in host memory that are ready."""
-        with self._lock:
-            return [each.reference for each in self._kept.values() if each.ready]
-
     def before_launch(self, plan: StepPlan, fail: Fail) -> None:
         """Writes the adapters of the step's requests to their slots, where others stand. Where one cannot be written,
         on any rank, its requests end on all ranks; its slot counts as empty."""
