@@ -54,6 +54,13 @@ KERNELS = {
 }
 
 
+def installed() -> str:
+    spec = importlib.util.find_spec("quintet._cpu")
+    if spec is None or spec.origin is None:
+        raise SystemExit("quintet._cpu is not built: run make setup, or give a file with --extension")
+    return spec.origin
+
+
 def load(extension: str) -> Any:
     """quintet._cpu by itself: torch would take valgrind minutes."""
     loader = importlib.machinery.ExtensionFileLoader("_cpu", extension)
@@ -127,7 +134,7 @@ def main() -> None:
     parser.add_argument("--count", choices=list(KERNELS), help=argparse.SUPPRESS)
     parser.add_argument("--calls", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    files = args.extension or [str(next((Path(__file__).parents[1] / "quintet").glob("_cpu*.so")))]
+    files = args.extension or [installed()]
     if args.count:
         extension = load(files[0])
         extension.choose_isa(args.isa)

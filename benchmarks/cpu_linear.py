@@ -75,7 +75,7 @@ def measure(threads: int, seconds: float, dtypes: Sequence[torch.dtype], tokens:
                     f"{gbs:6.1f} GB/s {gflops:7.1f} GFLOP/s  {share:4.0%}",
                     flush=True,
                 )
-    return Result(_cpu.isa(), threads, best, peaks, rows)
+    return Result(_cpu.chosen_isa(), threads, best, peaks, rows)
 
 
 def _multiplied(dtype: torch.dtype) -> str:
@@ -103,14 +103,24 @@ def alternate(x: Tensor, plain: list[Tensor], packed: list[Tensor], seconds: flo
     return best[0], best[1]
 
 
+def choose_isa(name: str | None) -> None:
+    """Has kernels and ceilings use a lower instruction set."""
+    if name is not None:
+        from quintet import _cpu
+
+        _cpu.choose_isa(name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each product")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--tokens", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--isa", help="a lower instruction set than the processor's best; torch uses its own")
     parser.add_argument("--json", help="a file for the figures")
     args = parser.parse_args()
+    choose_isa(args.isa)
     with torch.inference_mode():
         result = measure(args.threads, args.seconds, [getattr(torch, name) for name in args.dtypes], args.tokens)
     peaks = ", ".join(f"{dtype} {peak:.0f}" for dtype, peak in result.peaks.items())

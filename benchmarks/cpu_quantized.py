@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
+from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS, choose_isa
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
@@ -23,7 +23,7 @@ from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.ops import linear, quantized
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
-BYTES = ("avx512_bf16", "amx")  # the others multiply words of 16 bits
+BYTES = ("avx2_vnni", "avx512_bf16", "amx")  # the others multiply words of 16 bits
 SCHEMES = {
     "int8": WeightFormat("int8", 8, 16, 128),
     "int4": WeightFormat("int4", 4, 16, 32),
@@ -78,7 +78,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
                 best = max(best, read)
                 ours, theirs = alternate(x, packed, plain, name, outputs, seconds)
                 gbs, gmacs = size / ours / GIGA, count * outputs * inputs / ours / GIGA
-                most = peak / 2 / (2 if SCHEMES[name].activations == 16 and _cpu.isa() in BYTES else 1)
+                most = peak / 2 / (2 if SCHEMES[name].activations == 16 and _cpu.chosen_isa() in BYTES else 1)
                 share = gbs / read if count <= FEW else gmacs / most
                 rows.append(Row(name, outputs, inputs, count, ours, theirs, gbs, gmacs, share))
                 print(
@@ -87,7 +87,7 @@ def measure(threads: int, seconds: float, schemes: Sequence[str], tokens: Sequen
                     f"{gbs:6.1f} GB/s {gmacs:7.1f} GMAC/s  {share:4.0%}",
                     flush=True,
                 )
-    return Result(_cpu.isa(), threads, best, peak, packing, rows)
+    return Result(_cpu.chosen_isa(), threads, best, peak, packing, rows)
 
 
 def _copies(tensors: list[Tensor]) -> list[list[Tensor]]:
@@ -126,8 +126,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="for each product")
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES), choices=list(SCHEMES))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--isa", help="a lower instruction set than the processor's best")
     parser.add_argument("--json", help="a file for the figures")
     args = parser.parse_args()
+    choose_isa(args.isa)
     with torch.inference_mode():
         result = measure(args.threads, args.seconds, args.schemes, args.tokens)
     packing = ", ".join(f"{name} {rate:.2f}" for name, rate in result.packing.items())

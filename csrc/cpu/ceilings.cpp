@@ -26,10 +26,11 @@ constexpr double kGiga = 1e9;
 
 const CeilingKernels& kernels() {
 #if defined(__x86_64__)
-    switch (isa()) {
+    switch (chosen_isa()) {
         case Isa::amx: return kCeilingAmx;
         case Isa::avx512_bf16: return kCeilingAvx512Bf16;
         case Isa::avx512: return kCeilingAvx512;
+        case Isa::avx2_vnni: return kCeilingAvx2Vnni;
         case Isa::avx2: return kCeilingAvx2;
         default: break;
     }

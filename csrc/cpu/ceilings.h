@@ -13,7 +13,7 @@ namespace quintet::cpu {
 double read_bandwidth(int64_t bytes, int64_t threads, double seconds);
 
 // The best rate, in 1e9 operations a second, of multiply-adds in registers on `threads` threads together; a multiply-add is
-// two operations. In the instruction that products of these numbers use with isa().
+// two operations. In the instruction that products of these numbers use with chosen_isa().
 double fma_peak(int64_t threads, double seconds, Numbers numbers = kFloat32);
 
 }  // namespace quintet::cpu

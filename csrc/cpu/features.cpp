@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/quantized.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -128,6 +129,14 @@ Features detect() { return {}; }
 
 #endif
 
+bool has_avx2_vnni([[maybe_unused]] const Features& list) {
+#if defined(__x86_64__)
+    return has(list, "avx_vnni") && kQuantizedAvx2Vnni.multiply[kW8a8] != nullptr;  // see without_avx2_vnni.cpp
+#else
+    return false;
+#endif
+}
+
 }  // namespace
 
 Features features() { return detect(); }
@@ -139,7 +148,7 @@ Isa isa() {
     if (!avx2) return Isa::baseline;
     const bool avx512 = has(f, "avx512f") && has(f, "avx512bw") && has(f, "avx512vl") && has(f, "avx512dq");
     const bool compiled = kLinearAvx512.multiply[0] != nullptr;  // see without_avx512.cpp
-    if (!avx512 || !compiled) return Isa::avx2;
+    if (!avx512 || !compiled) return has_avx2_vnni(f) ? Isa::avx2_vnni : Isa::avx2;
     if (!has(f, "avx512_bf16")) return Isa::avx512;
     const bool amx = has(f, "amx_tile") && has(f, "amx_int8") && has(f, "amx_bf16");
     return amx && request_tiles() ? Isa::amx : Isa::avx512_bf16;
@@ -156,6 +165,7 @@ const char* isa_name(Isa isa) {
         case Isa::neon_dotprod: return "neon_dotprod";
         case Isa::neon_i8mm: return "neon_i8mm";
         case Isa::avx2: return "avx2";
+        case Isa::avx2_vnni: return "avx2_vnni";
         case Isa::avx512: return "avx512";
         case Isa::avx512_bf16: return "avx512_bf16";
         case Isa::amx: return "amx";
@@ -176,8 +186,8 @@ const char* arch() {
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::baseline, Isa::neon,   Isa::neon_dotprod, Isa::neon_i8mm,
-                         Isa::avx2,     Isa::avx512, Isa::avx512_bf16,  Isa::amx};
+constexpr Isa kIsas[] = {Isa::baseline,  Isa::neon,   Isa::neon_dotprod, Isa::neon_i8mm, Isa::avx2,
+                         Isa::avx2_vnni, Isa::avx512, Isa::avx512_bf16,  Isa::amx};
 
 bool is_neon(Isa isa) { return isa >= Isa::neon && isa <= Isa::neon_i8mm; }
 
@@ -193,10 +203,11 @@ Isa chosen_isa() { return static_cast<Isa>(choice().load(std::memory_order_relax
 
 void choose_isa(const std::string& name) {
     const Isa best = isa();
+    const bool dots = has_avx2_vnni(detect());  // which many processors with AVX-512 are without
     std::string known;
     for (const Isa each : kIsas) {
         const bool here = each <= best && (each == Isa::baseline || is_neon(each) == is_neon(best));
-        if (!here) continue;
+        if (!here || (each == Isa::avx2_vnni && !dots)) continue;
         if (name == isa_name(each)) {
             choice().store(static_cast<int>(each), std::memory_order_relaxed);
             return;

@@ -18,6 +18,7 @@ const Kernels& kernels_of([[maybe_unused]] const Kernels& avx512, [[maybe_unused
         case Isa::amx:
         case Isa::avx512_bf16:
         case Isa::avx512: return avx512;
+        case Isa::avx2_vnni:
         case Isa::avx2: return avx2;
         default: return baseline;
     }

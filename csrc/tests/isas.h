@@ -11,7 +11,8 @@ namespace {
 #ifdef __SANITIZE_THREAD__  // threads share out work alike whatever the set, and it is slow to watch them
 constexpr const char* kIsas[] = {"baseline", "avx2"};
 #else
-constexpr const char* kIsas[] = {"baseline", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx512", "avx512_bf16", "amx"};
+constexpr const char* kIsas[] = {"baseline", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx2_vnni",
+                                   "avx512", "avx512_bf16", "amx"};
 #endif
 
 // what() with each of them, in three threads; all is left as it was.

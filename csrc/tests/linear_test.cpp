@@ -80,7 +80,7 @@ int linear_failures() {
                     for (const long outputs : {1L, 64L, 77L}) product_is_exact(type, tokens, inputs, outputs);
                 }
             }
-            product_is_exact(type, 9, 2051, 65);  // several stretches of a block
+            for (const long tokens : {2L, 3L, 9L, 20L}) product_is_exact(type, tokens, 2051, 65);  // several stretches of a block
         }
 #if defined(__x86_64__)
         if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) return;

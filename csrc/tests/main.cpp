@@ -295,6 +295,7 @@ int main() {
     kernels_compute(cpu::kCeilingBaseline);
 #if defined(__x86_64__)
     if (isa >= cpu::Isa::avx2) kernels_compute(cpu::kCeilingAvx2);
+    if (isa == cpu::Isa::avx2_vnni) kernels_compute(cpu::kCeilingAvx2Vnni);
     if (isa >= cpu::Isa::avx512) kernels_compute(cpu::kCeilingAvx512);
     if (isa >= cpu::Isa::avx512_bf16) kernels_compute(cpu::kCeilingAvx512Bf16);
     if (isa >= cpu::Isa::avx512_bf16) kernels_compute(cpu::kCeilingAmx);  // its tiles are of plain C++ here

@@ -12,7 +12,7 @@ from scripts.mutation.csrc_faults import Place
 from scripts.mutation.trials import ROOT
 
 HOME = ROOT / "build" / "mutants" / "csrc"  # two levels down: tests look for objects.txt in build/*
-ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+ISAS = ("baseline", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx")
 
 
 class Builder:

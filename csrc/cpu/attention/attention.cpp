@@ -27,6 +27,7 @@ const AttentionKernels& attention_kernels() {
         }
         case Isa::avx512_bf16: return kAttentionAvx512Bf16;
         case Isa::avx512: return kAttentionAvx512;
+        case Isa::avx2_vnni:
         case Isa::avx2: return kAttentionAvx2;
         default: break;
     }

@@ -71,7 +71,7 @@ NB_MODULE(_cpu, m) {
         },
         nb::arg("threads"), nb::arg("seconds"), nb::arg("numbers") = "float32", nb::call_guard<nb::gil_scoped_release>(),
         "Best rate in 1e9 operations a second (a multiply-add is two) of multiply-adds in registers on `threads` threads, "
-        "over `seconds`, in the instruction that products of these numbers (float32, bfloat16, int8) use with isa().");
+        "over `seconds`, in the instruction that products of these numbers (float32, bfloat16, int8) use with chosen_isa().");
     cpu::bind_collectives(m);
     cpu::bind_streams(m);
     cpu::bind_float8(m);

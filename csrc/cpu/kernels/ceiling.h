@@ -27,6 +27,7 @@ struct CeilingKernels {
 extern const CeilingKernels kCeilingBaseline;  // SSE2 on x86-64, NEON on aarch64, plain C++ elsewhere
 #if defined(__x86_64__)
 extern const CeilingKernels kCeilingAvx2;
+extern const CeilingKernels kCeilingAvx2Vnni;
 extern const CeilingKernels kCeilingAvx512;
 extern const CeilingKernels kCeilingAvx512Bf16;
 extern const CeilingKernels kCeilingAmx;

@@ -21,6 +21,7 @@ struct OfFloat32 {
 };
 
 struct OfFloat16 {
+    using Wide = OfFloat32;
     using Element = Float16;
     using Weights = __m256;
     using Inputs = __m256;
@@ -30,6 +31,8 @@ struct OfFloat16 {
     static Floats step(Floats sum, Weights w, Inputs x) { return _mm256_fmadd_ps(w, x, sum); }
     static float widened(Float16 x) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits))); }
     static void round(Floats x, Float16* out) { store(out, x); }
+    static void widen_weights(const Float16* at, float* to) { store(to, load(at)); }
+    static void widen_inputs(const Float16* at, float* to) { store(to, load(at)); }
 };
 
 struct Widened {
@@ -42,6 +45,7 @@ inline Widened widen_pairs(__m256i pairs) {
 }
 
 struct OfBfloat16 {
+    using Wide = OfFloat32;
     using Element = Bfloat16;
     using Weights = Widened;
     using Inputs = Widened;
@@ -59,6 +63,12 @@ struct OfBfloat16 {
     }
     static float widened(Bfloat16 x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(x.bits << 16))); }
     static void round(Floats x, Bfloat16* out) { store(out, x); }
+    static void widen_weights(const Bfloat16* at, float* to) {
+        const Widened pairs = weights(at);
+        store(to, pairs.first);
+        store(to + kLinearColumns, pairs.second);
+    }
+    static void widen_inputs(const Bfloat16* at, float* to) { store(to, load(at)); }
 };
 
 }  // namespace
@@ -68,6 +78,6 @@ struct OfBfloat16 {
 
 namespace quintet::cpu {
 
-const LinearKernels kLinearAvx2 = {{multiply<OfFloat32>, multiply<OfBfloat16>, multiply<OfFloat16>}};
+const LinearKernels kLinearAvx2 = {{multiply<OfFloat32>, multiply_widened<OfBfloat16>, multiply_widened<OfFloat16>}};
 
 }  // namespace quintet::cpu

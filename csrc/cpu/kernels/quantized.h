@@ -117,6 +117,7 @@ extern const QuantizedKernels kQuantizedBaseline;
 extern const QuantizedPacking kQuantizedPackingBaseline;
 #if defined(__x86_64__)
 extern const QuantizedKernels kQuantizedAvx2;
+extern const QuantizedKernels kQuantizedAvx2Vnni;  // rows in 8 bits alone
 extern const QuantizedKernels kQuantizedAvx512;
 extern const QuantizedKernels kQuantizedAvx512Vnni;
 QuantizedKernels with_tiles(const QuantizedKernels& vectors);  // these, but for what AMX multiplies

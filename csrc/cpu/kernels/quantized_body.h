@@ -123,7 +123,7 @@ inline void load_pair(const Place& place, const typename Core::Table& table, lon
 }
 
 // With each quad, memory is asked for so many lines of what follows; less than 0: of these weights, kFarAhead, a part of them in
-// each pass over them.
+// each pass over them. Of several passes one alone would come to what it has just asked for: they ask twice as far ahead.
 template <long Lines, long Passes>
 inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] long pass,
                       [[maybe_unused]] const uint8_t*& ahead) {
@@ -132,9 +132,10 @@ inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] 
         for (long i = 0; i < Lines; ++i) __builtin_prefetch(ahead + i * kLine, 0, 2);
         ahead += Lines * kLine;
     } else if constexpr (Lines < 0) {
+        constexpr long kFar = Passes > 1 ? 2 * kFarAhead : kFarAhead;
 #pragma GCC unroll 8
         for (long i = 0; i < -Lines; ++i) {
-            if (i * Passes / -Lines == pass) __builtin_prefetch(weights + kFarAhead + i * kLine, 0, 3);
+            if (i * Passes / -Lines == pass) __builtin_prefetch(weights + kFar + i * kLine, 0, 3);
         }
     }
 }
@@ -217,7 +218,7 @@ constexpr bool in_parts() { return !__is_same(typename Core::Part, typename Core
 template <typename Core, Held H, long Rows, long Pairs>
 constexpr long at_once() {
     constexpr long most = in_parts<Core>() && H != Held::nibbles ? 1 : Core::kSums / (2 * Rows);
-    return Pairs < most ? Pairs : most;
+    return Pairs <= most ? Pairs : most == 3 ? 2 : most;  // which divides the pairs
 }
 
 template <typename Core, Held H, bool All, long Lines, long Rows, long Pairs>
@@ -402,7 +403,8 @@ inline void tile(const QuantizedTile& t) {
 }
 
 // What follows a stretch, `bytes` a quad, is asked for by all tiles in turn, a little with each quad: all at once it would
-// stand in line, and the products behind it. The processor's own prefetching stops where a stretch ends.
+// stand in line, and the products behind it. The processor's own prefetching stops where a stretch ends. Memory drops what it
+// has no room to note: where each of several tiles takes several passes, it is asked twice, which pays on AVX2 alone.
 struct Asked {
     const uint8_t* next;
     long bytes, count;     // of a quad, and quads
@@ -434,12 +436,14 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     }
     constexpr long kPairs = Few ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
     if constexpr (Few && kPasses == 1) {  // the processor asks for bytes in time, but where there is much to multiply
-        return tile<Core, H, S, Rows, kPairs, H == Held::bytes && Rows <= 2 ? 0 : -quad_step(H) / kLine>(t);
+        constexpr bool kInTime = H == Held::bytes && Rows <= 2 && at_once<Core, H, Rows, kPairs>() == kPairs;
+        return tile<Core, H, S, Rows, kPairs, kInTime ? 0 : -quad_step(H) / kLine>(t);
     }
     for (long pass = 0; pass < kPasses; ++pass, t.pair += kPairs) {
         const long turn = asked.tile * kPasses + pass, turns = asked.tiles * kPasses, lines = asked.bytes / kLine;
-        const long first = turns ? lines * turn / turns : 0, last = turns ? lines * (turn + 1) / turns : 0;
-        t.ahead = asked.next + first * kLine * asked.count;
+        const long all = kPasses > 1 && asked.tiles > 1 ? 2 * lines : lines;
+        const long first = turns ? all * turn / turns : 0, last = turns ? all * (turn + 1) / turns : 0;
+        t.ahead = asked.next + (first < lines ? first : first - lines) * kLine * asked.count;
         if constexpr (!Few) {
             if (last - first == 1) {
                 tile<Core, H, S, Rows, kPairs, 1>(t);
@@ -503,7 +507,10 @@ void multiply_as(const QuantizedPanel& panel) {
 template <typename Core, Held H, Span S>
 void multiply(const QuantizedPanel& panel) {
     if constexpr (S == Span::levels || kStreams<Core>) {
-        if (panel.rows <= few_rows<Core, S>()) return multiply_as<Core, H, S, true>(panel);
+        // Two tiles of few rows take less than passes over all columns for one or two rows more.
+        constexpr bool kTwice = Core::kPairs < Core::kAlone && S != Span::channels;
+        constexpr long kMore = !kTwice ? 0 : Core::kRows == Core::kFew ? 2 : S == Span::levels ? 1 : 0;
+        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true>(panel);
     }
     multiply_as<Core, H, S, false>(panel);
 }
@@ -616,21 +623,27 @@ constexpr void kernels_of(QuantizedKernels& all, QuantizedScheme scheme, void (*
     all.multiply[scheme] = multiply;
 }
 
-// Small: of rows in 8 bits by weights of 4 and 6 bits.
-template <typename Wide, typename Narrow, typename Small = Narrow>
-constexpr QuantizedKernels quantized_kernels() {
+// Of rows in 8 bits. Small: by weights of 4 and 6 bits.
+template <typename Narrow, typename Small = Narrow>
+constexpr QuantizedKernels kernels_of_bytes() {
     QuantizedKernels all{};
-    kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, Span::groups>);
-    kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, Span::groups>);
     kernels_of<Narrow>(all, kW8a8, multiply<Narrow, Held::bytes, Span::channels>);
     kernels_of<Small>(all, kW4a8, multiply<Small, Held::nibbles, Span::groups>);
     kernels_of<Narrow>(all, kW8a8Groups, multiply<Narrow, Held::bytes, Span::groups>);
-    kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, Span::groups>);
     kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, Span::groups>);
-    kernels_of<Wide>(all, kInt4Levels, multiply<Wide, Held::nibbles, Span::levels>);
     kernels_of<Small>(all, kW4a8Levels, multiply<Small, Held::nibbles, Span::levels>);
-    kernels_of<Wide>(all, kInt6Levels, multiply<Wide, Held::sixes, Span::levels>);
     kernels_of<Small>(all, kW6a8Levels, multiply<Small, Held::sixes, Span::levels>);
+    return all;
+}
+
+template <typename Wide, typename Narrow, typename Small = Narrow>
+constexpr QuantizedKernels quantized_kernels() {
+    QuantizedKernels all = kernels_of_bytes<Narrow, Small>();
+    kernels_of<Wide>(all, kInt8, multiply<Wide, Held::bytes, Span::groups>);
+    kernels_of<Wide>(all, kInt4, multiply<Wide, Held::nibbles, Span::groups>);
+    kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, Span::groups>);
+    kernels_of<Wide>(all, kInt4Levels, multiply<Wide, Held::nibbles, Span::levels>);
+    kernels_of<Wide>(all, kInt6Levels, multiply<Wide, Held::sixes, Span::levels>);
     all.begin = begin;
     all.finish[kLinearFloat32] = finish<Singles>;
     all.finish[kLinearBfloat16] = finish<Brains>;

@@ -19,6 +19,7 @@ const LinearKernels& kernels() {
         case Isa::amx:
         case Isa::avx512_bf16: return kLinearAvx512Bf16;
         case Isa::avx512: return kLinearAvx512;
+        case Isa::avx2_vnni:
         case Isa::avx2: return kLinearAvx2;
         default: break;
     }

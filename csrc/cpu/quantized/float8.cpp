@@ -21,6 +21,7 @@ const Float8Kernels& kernels() {
         case Isa::amx:
         case Isa::avx512_bf16: return kFloat8Avx512Bf16;
         case Isa::avx512: return kFloat8Avx512;
+        case Isa::avx2_vnni:
         case Isa::avx2: return kFloat8Avx2;
         default: break;
     }

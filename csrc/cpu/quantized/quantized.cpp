@@ -18,6 +18,19 @@ constexpr long kThreadWork = 128L << 10;   // multiply-adds that are worth anoth
 constexpr long kThreadInputs = 16L << 10;  // inputs to prepare, or weights to pack, that are
 constexpr long kAlignment = 64;            // of rows: a cache line
 
+#if defined(__x86_64__)
+QuantizedKernels with_bytes(const QuantizedKernels& all, const QuantizedKernels& of_bytes) {
+    QuantizedKernels both = all;
+    for (int scheme = 0; scheme < kQuantizedSchemes; ++scheme) {
+        if (!of_bytes.multiply[scheme]) continue;
+        both.multiply[scheme] = of_bytes.multiply[scheme];
+        both.quad_bytes[scheme] = of_bytes.quad_bytes[scheme];
+        std::copy_n(of_bytes.prepare[scheme], static_cast<int>(kLinearTypes), both.prepare[scheme]);
+    }
+    return both;
+}
+#endif
+
 const QuantizedKernels& kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
@@ -27,6 +40,10 @@ const QuantizedKernels& kernels() {
         }
         case Isa::avx512_bf16: return kQuantizedAvx512Vnni;
         case Isa::avx512: return kQuantizedAvx512;
+        case Isa::avx2_vnni: {
+            static const QuantizedKernels both = with_bytes(kQuantizedAvx2, kQuantizedAvx2Vnni);
+            return both;
+        }
         case Isa::avx2: return kQuantizedAvx2;
         default: break;
     }

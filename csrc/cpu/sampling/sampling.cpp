@@ -144,6 +144,7 @@ const SamplingKernels& sampling_kernels() {
         case Isa::amx:
         case Isa::avx512_bf16:
         case Isa::avx512: return kSamplingAvx512;
+        case Isa::avx2_vnni:
         case Isa::avx2: return kSamplingAvx2;
         default: break;
     }

@@ -49,8 +49,8 @@ class Environment:
         "QUINTET_USE_MODELSCOPE", False, boolean, "download models from ModelScope instead of the Hugging Face hub"
     )
     cpu_isa: str | None = _variable(
-        "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
-        "baseline",
+        "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, "
+        "avx2_vnni, avx2 or baseline",
     )  # fmt: skip
     cpu_bind: bool = _variable(
         "QUINTET_CPU_BIND",

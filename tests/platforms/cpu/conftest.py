@@ -9,13 +9,25 @@ try:
 except ImportError:
     _cpu = None  # type: ignore[assignment]  # not compiled: the tests that would want it are left out
 
-ORDER = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+ORDER = ("baseline", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx")
+
+
+def _can_choose(name: str) -> bool:
+    try:
+        _cpu.choose_isa(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _here() -> list[str]:
-    """Those up to the processor's own; architectures that are not x86 have the baseline."""
-    best = _cpu.isa() if _cpu is not None else "baseline"
-    return list(ORDER[: ORDER.index(best) + 1] if best in ORDER else ORDER[:1])
+    """Those that the processor has; architectures that are not x86 have the baseline."""
+    if _cpu is None:
+        return [ORDER[0]]
+    before = _cpu.chosen_isa()
+    here = [name for name in ORDER if _can_choose(name)]
+    _cpu.choose_isa(before)
+    return here
 
 
 @pytest.fixture
