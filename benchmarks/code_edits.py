@@ -125,7 +125,7 @@ def refused(model: str, rounds: int, count: int) -> dict[str, Any]:
     for turn in range(rounds + 1):
         said = {}
         for way, llm in engines.items():
-            took, said[way], facts = timed(llm, prompts, 64)
+            took, said[way], facts = timed(llm, prompts, 128)
             if turn:
                 times[way].append(took)
         assert said["none"] == said["wrong"], "drafts changed an answer"
