@@ -24,6 +24,7 @@ from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.engine.engine import Engine
+from quintet.outputs import RequestOutput
 from quintet.platforms.cpu.cpu_info import describe
 
 MILLI = 1e3
@@ -46,23 +47,25 @@ def params(tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def measure(client: EngineClient, prompts: Sequence[int], limits: Sequence[int], rounds: int) -> list[Gaps]:
+def measure(client: EngineClient, prompts: Sequence[int], asked: Sequence[int], rounds: int) -> list[Gaps]:
     assert isinstance(client.engine, Engine)
     scheduler, number = client.engine.scheduler, itertools.count()
     client.add(client.next_id(), Prompt([7, 11, 13]), params(100_000))
     client.step()
     found: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
     for turn in range(-2, rounds):  # the first rounds record steps
-        for prompt, limit in itertools.product(prompts, limits):
-            object.__setattr__(scheduler, "limits", replace(scheduler.limits, prefill_tokens_beside_decode=limit))
-            tokens = [5 + (number.__next__() + at) % 200 for at in range(prompt)]
+        for prompt, limit in itertools.product(prompts, asked):
+            limits = replace(scheduler.limits, prefill_tokens_beside_decode=limit)
+            scheduler.limits = limits  # type: ignore[misc]
+            first = next(number)  # another prompt each time
+            tokens = [5 + (first + at) % 200 for at in range(prompt)]
             row = one_request(client, tokens)
             if turn >= 0:
                 found.setdefault((prompt, limit), []).append(row)
     rows = []
     for (prompt, limit), each in found.items():
-        alone, longest, first = (list(column) for column in zip(*each, strict=True))
-        values = statistics.median(alone), statistics.median(longest), max(longest), statistics.median(first)
+        alone, longest, waits = (list(column) for column in zip(*each, strict=True))
+        values = statistics.median(alone), statistics.median(longest), max(longest), statistics.median(waits)
         rows.append(Gaps(prompt, limit, *(round(value * MILLI, 1) for value in values)))
         print(rows[-1], flush=True)
     return rows
@@ -84,7 +87,7 @@ def one_request(client: EngineClient, tokens: list[int]) -> tuple[float, float, 
     return statistics.median(quiet), max(gaps), first
 
 
-def _timed(client: EngineClient) -> tuple[float, list]:  # type: ignore[type-arg]
+def _timed(client: EngineClient) -> tuple[float, list[RequestOutput]]:
     start = time.perf_counter()
     outputs = client.step()
     return time.perf_counter() - start, outputs
@@ -106,7 +109,7 @@ def main() -> None:
         os.environ["QUINTET_CPU_ISA"] = args.isa
     config = EngineConfig(
         model=args.model or str(checkpoint(args.shapes)), device="cpu", skip_tokenizer_init=True,
-        quantization=args.quantization, max_model_len=16384, num_pages=1100, enable_prefix_caching=False,
+        quantization=args.quantization, max_model_len=16384, num_pages=2500, enable_prefix_caching=False,
     )  # fmt: skip
     rows = measure(EngineClient(config, progress=False), args.prompts, args.limits, args.rounds)
     if args.out:
