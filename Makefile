@@ -149,6 +149,7 @@ $(RUN): $(SOURCES) | .python $(BIN)/pip
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(REQUIRES) > $(VENV)/requires.txt
 	$(PIP) -r $(VENV)/requires.txt
+	@echo "packages are installed; the kernels of this processor compile until all is ready"
 	@$(BIN)/python -c 'import torch, quintet.api.llm' # Python compiles them while the extension still builds
 
 .extension:

@@ -428,8 +428,10 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Llama with another part: override the hook of `LlamaForCausalLM` that builds it. `_attention_sizes` (biases, windows,
   checkpoint layout) as in `mistral.py`, `_rotary` as in `helium.py`, `_attention` as in `qwen3.py`, `_mlp` as in
   `arcee.py`, `_block` and `_trunk` as in `granite.py`.
-- A parameter of your own: a `Layer` with `weights()`; `vector_weight()` of `quintet/layers/build.py` declares one with
-  one axis, as in `examples/model-family/stranger/model.py`. Products are `column_parallel`, `row_parallel` and
+- A parameter of your own: a `Layer` whose `weights(path)` returns its weights, such as one with one axis:
+  `vector_weight(build, f"{path}.shift", width)` of `quintet/layers/build.py`. The second argument is the tensor's name
+  in the checkpoint, and its last part the attribute's name (`examples/model-family/stranger/model.py` gives another by
+  `name=`). Products are `column_parallel`, `row_parallel` and
   `LMHead` of `quintet/layers/linear.py`.
 - Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
   `quintet/layers/blocks.py`, as in `apertus.py`, `cohere2.py`, `exaone4.py`, `afmoe.py`.

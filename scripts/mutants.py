@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import import_graph
 from scripts.mutation import python_faults, table
-from scripts.mutation.trials import CAUGHT, ROOT, Bench, Fault, Trials, benches
+from scripts.mutation.trials import CAUGHT, ROOT, SHARE, Bench, Fault, Trials, benches
 
 PATIENCE = 10  # times what the tests take without a fault, and that many seconds more
 CORE = {  # row of the table: patterns of files, and what they leave out
@@ -133,7 +133,7 @@ def main() -> None:
         journal.parent.mkdir(parents=True, exist_ok=True)
         if args.journal is None:
             journal.unlink(missing_ok=True)
-        sys.exit(not over_the_core(args.faults or 60, args.seed, Trials(journal, args.cap), args.json))
+        sys.exit(not over_the_core(args.faults or 60, args.seed, Trials(journal, args.cap, share=SHARE), args.json))
     file = args.file.resolve()
     if not file.is_file() or not file.is_relative_to(ROOT) or not args.tests:
         parser.error(f"{args.file} is no file of this repository, or no tests are named")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.mutation import csrc_faults, table
 from scripts.mutation.csrc_build import ISAS, Builder
-from scripts.mutation.trials import ROOT, Bench, Fault, Trials, benches
+from scripts.mutation.trials import ROOT, SHARE, Bench, Fault, Trials, benches
 
 FOLDERS = ("tests/platforms/cpu", "tests/csrc", "tests/ops", "tests/layers")  # nearest first
 NEAR = {  # words of a source's path: words of the names of the tests that come first
@@ -123,7 +123,7 @@ def main() -> None:
     journal.parent.mkdir(parents=True, exist_ok=True)
     if args.journal is None:
         journal.unlink(missing_ok=True)
-    sys.exit(not run(args.faults, args.seed, Trials(journal, args.cap), args.json))
+    sys.exit(not run(args.faults, args.seed, Trials(journal, args.cap, share=SHARE), args.json))
 
 
 if __name__ == "__main__":

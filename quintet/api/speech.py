@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from quintet.chat.speech import AudioPrompts, speech_model
+from quintet.chat.prompts import Prompt
+from quintet.chat.speech import AudioPrompts, aligning_params, speech_model
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.audio.resample import Samples
-from quintet.outputs import CompletionOutput
+from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.transcriber import WINDOWS_AT_ONCE, Transcriber, TranscriptionOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quintet.api.async_llm import AsyncLLM
 
 
@@ -23,14 +28,21 @@ class AsyncSpeechEngine:
 
     async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
         """As SpeechEngine.generate. RuntimeError if the request fails."""
+        return (await self._output(await self._prompts.make(prompt, samples), params)).outputs[0]
+
+    async def align(self, samples: Samples, tokens: Sequence[int], span: AlignmentSpan) -> "NDArray[np.float32]":
+        """As SpeechEngine.align. RuntimeError if the request fails."""
+        output = await self._output(await self._prompts.make(tokens, samples, span), aligning_params())
+        assert output.pooled is not None, "an engine with an encoder of audio aligns"
+        return output.pooled
+
+    async def _output(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        asked = await self._prompts.make(prompt, samples)
-        async with aclosing(self._llm._follow(asked, params, None, 0)) as outputs:
+        async with aclosing(self._llm._follow(prompt, params, None, 0)) as outputs:
             [output] = [each async for each in outputs]
-        [completion] = output.outputs
-        if completion.error is not None:
-            raise RuntimeError(f"the engine failed on a window of the audio: {completion.error}")
-        return completion
+        if (error := output.outputs[0].error) is not None:
+            raise RuntimeError(f"the engine failed on a window of the audio: {error}")
+        return output
 
 
 def make_transcriber(llm: "AsyncLLM", options: TranscriptionOptions | None = None) -> Transcriber:

@@ -20,6 +20,7 @@ from quintet.media.prompt_data import KEYS as MEDIA_KEYS
 from quintet.media.prompt_data import process_prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
+from quintet.transcription.alignment import AlignmentSpan
 
 # how a model takes media: as parts of its prompts, for its encoder alone, or not, for this reason
 TakenMedia = MediaInput | SpeechInput | TextInput | str
@@ -61,6 +62,7 @@ class Prompt:
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
     lora: LoRAReference | None = None  # the adapter that it is answered with
     encoder: MediaItem | None = None  # what the model's encoder takes
+    alignment: AlignmentSpan | None = None  # attention to it that is asked for, instead of text
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens
 
     @property

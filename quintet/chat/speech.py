@@ -8,7 +8,9 @@ from quintet.chat.prompts import Prompt
 from quintet.media.audio.encoder_input import SECONDS_PER_ROW, SpeechInput
 from quintet.media.audio.resample import Samples
 from quintet.media.items import MediaItem
+from quintet.sampling_params import SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer
+from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.model import SpeechModel
 
 
@@ -27,6 +29,11 @@ def speech_model(
     return SpeechModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, seconds)
 
 
+def aligning_params() -> SamplingParams:
+    """Returns the parameters of a request for an alignment, which samples one token that is not looked at."""
+    return SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+
+
 class AudioPrompts:
     """Makes prompts with audio. Features of the latest windows are kept, for requests that ask again."""
 
@@ -35,9 +42,9 @@ class AudioPrompts:
         self._encoder, self._kept = encoder, kept
         self._items: dict[tuple[int, int], MediaItem] = {}  # by address and number of samples
 
-    async def make(self, prompt: Sequence[int], samples: Samples) -> Prompt:
-        """Returns decoder tokens with the samples that they are about, at 16 kHz, of which the caller keeps the array.
-        ValueError if they are more than the encoder takes."""
+    async def make(self, prompt: Sequence[int], samples: Samples, span: AlignmentSpan | None = None) -> Prompt:
+        """Returns decoder tokens with the samples that they are about, at 16 kHz, of which the caller keeps the array,
+        and the alignment that is asked for. ValueError if they are more than the encoder takes."""
         place = samples.__array_interface__["data"][0], len(samples)
         item = self._items.pop(place, None)
         if item is None:
@@ -45,4 +52,4 @@ class AudioPrompts:
         self._items[place] = item  # the latest is last
         while len(self._items) > self._kept:
             self._items.pop(next(iter(self._items)), None)
-        return Prompt(list(prompt), encoder=item)
+        return Prompt(list(prompt), encoder=item, alignment=span)

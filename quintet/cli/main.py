@@ -28,22 +28,22 @@ class CliCommand:
 
 _HOME = "quintet.cli.commands."
 COMMANDS = {
-    "serve": CliCommand(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
-    "ps": CliCommand(_HOME + "ps", "list the models that a server of several has loaded"),
-    "stop": CliCommand(_HOME + "stop", "unload a model of a server of several"),
-    "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),
-    "generate": CliCommand(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
-    "chat": CliCommand(_HOME + "chat", "talk with a model, here or on a server"),
     "run": CliCommand(_HOME + "run", "talk with a model, or have it answer one prompt"),
+    "chat": CliCommand(_HOME + "chat", "talk with a model, here or on a server"),
+    "generate": CliCommand(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
+    "serve": CliCommand(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
     "pull": CliCommand(_HOME + "pull", "download a model of the hub"),
     "list": CliCommand(_HOME + "list_models", "list the models on this machine; also `ls`"),
     "show": CliCommand(_HOME + "show", "show a model's size, context and quantization, and whether it fits"),
     "rm": CliCommand(_HOME + "rm", "remove a downloaded model"),
-    "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
+    "ps": CliCommand(_HOME + "ps", "list the models that a server of several has loaded"),
+    "stop": CliCommand(_HOME + "stop", "unload a model of a server of several"),
     "embed": CliCommand(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
     "rerank": CliCommand(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
     "transcribe": CliCommand(_HOME + "transcribe", "transcribe or translate audio files with a Whisper model"),
+    "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
     "run-batch": CliCommand(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
+    "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),
     "platforms": CliCommand(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
     "explain": CliCommand(_HOME + "explain", "show what would run a model here, and what was rejected"),
     "try": CliCommand(_HOME + "try_model", "compare a small random copy of a model with transformers", "ERROR"),
@@ -59,6 +59,7 @@ COMMANDS = {
     "collect-env": CliCommand(_HOME + "collect_env", "print what a bug report needs"),
 }
 ALIASES = {"ls": "list"}
+_ENVIRONMENT = "environment"  # a topic of `quintet help`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,6 +97,9 @@ def _usage(words: list[str]) -> int:
         return _run(name, [f"--help={topic[0]}" if topic else "--help"])
     if words[:1] == ["help"] and words[1:]:
         words = [*words[1:], "--help"]
+    if words == [_ENVIRONMENT, "--help"]:
+        print("\n".join(_variables()))
+        return 0
     group = words[0] if words and any(name.startswith(words[0] + " ") for name in COMMANDS) else ""
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help", "help"):
@@ -131,9 +135,8 @@ def _listing(group: str) -> str:
             f"usage: quintet {group or 'COMMAND'} [--help] ...",
             "" if group else "\nRuns language models on any accelerator.\n",
             *lines,
-            *([] if group else _variables()),
             "",
-            "`quintet help COMMAND` shows its flags; `quintet --version` prints the version.",
+            f"`quintet help COMMAND` shows its flags, `quintet help {_ENVIRONMENT}` the environment variables.",
         ]
     )
 
@@ -142,7 +145,7 @@ def _variables() -> list[str]:
     from quintet.config import Environment
 
     return [
-        "\nenvironment variables, for what no flag says:",
+        "environment variables, for what no flag says:",
         *(f"  {name:17}  {help}" for name, help in Environment.descriptions().items()),
     ]
 

@@ -27,7 +27,7 @@ def unreachable(where: str, error: OSError) -> ServerError:
         return ServerError("connection", f"cannot reach {where}: it did not take the connection in time")
     reason = error.strerror or str(error)
     if _refused(error):
-        reason = f"nothing answers there ({reason}); start a server with {_how_to_serve(where)}, or mend --url"
+        reason = f"nothing answers there ({reason}); start a server with {_how_to_serve(where)}, or give another --url"
     return ServerError("connection", f"cannot reach {where}: {reason}")
 
 
@@ -69,6 +69,9 @@ def status_error(where: str, path: str, status: int, body: bytes) -> ServerError
     if status in (401, 403):
         hint = "give another --api-key, or set OPENAI_API_KEY"
         return ServerError(kind, f"{where} wants another API key ({status}): {message}; {hint}", status)
+    if status == 404 and path.startswith("/models/") and b'"model_not_found"' not in body:
+        remedy = "`quintet ps` and `quintet stop` are for a server of several models (`quintet serve --models`)"
+        return ServerError(kind, f"{where} serves one model, which stays loaded; {remedy}", status)
     if status == 404 and not _is_openai(body):
         return ServerError(kind, f"{where} has no {path}: is it an OpenAI-compatible server?", status)
     if 300 <= status < 400:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from quintet.common.imports import resume_garbage_collection
 from quintet.common.subprocess_python import python_command
 
 T = TypeVar("T")
+
+DEVICE_CALL = "quintet-device-call"  # name of threads in a call of a device library that may never return
 
 PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has reported an error that the user can fix
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -224,3 +227,13 @@ def _follow(report: Callable[[str], object]) -> None:
             with contextlib.suppress(RuntimeError):  # its loop has ended: so does the process
                 report(line.decode())
     os._exit(PARENT_GONE)
+
+
+def exit_process(code: int) -> NoReturn:
+    """Ends this process; at once while a device call is under way: the interpreter would wait for one that never
+    returns, and end by SIGABRT where it returns late."""
+    if any(each.name == DEVICE_CALL for each in threading.enumerate()):
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

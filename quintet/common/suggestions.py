@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 _MAX_SHOWN = 3  # names in one refusal, and
+_CUTOFF = 0.65  # similarity from 0 to 1: at 0.6 `features` is close to `temperature`
 _MAX_NAME = 64  # characters of each: who sends more is not helped by it, and comparing takes time
 
 
@@ -13,7 +14,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     if len(name) > _MAX_NAME:
         return None
     table = {candidate.lower().replace("-", "_"): candidate for candidate in known}
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), table, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), table, n=1, cutoff=_CUTOFF)
     return table[found[0]] if found else None
 
 

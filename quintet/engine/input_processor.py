@@ -197,6 +197,7 @@ class InputProcessor:
                 lora=prompt.lora,
                 encoder=prompt.encoder,
                 media=prompt.media,
+                alignment=prompt.alignment,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]

@@ -103,7 +103,9 @@ class Evidence:
             f"unsupported on {platform}: {each}: {_shorten(refuted[each])}" for each in features if each in refuted
         ]
         reasons += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
-        return "; ".join([*reasons, f"run `quintet conformance --device {platform}`"]) if reasons else ""
+        kind, _, family = features[0].partition("/") if len(features) == 1 else ("", "", "")
+        part = f" --family {family}" if kind == "family" else ""  # seconds, where the whole kit takes minutes
+        return "; ".join([*reasons, f"run `quintet conformance --device {platform}{part}`"]) if reasons else ""
 
 
 def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:

@@ -14,6 +14,7 @@ from quintet.media.items import MediaItem
 from quintet.media.spans import identity
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.encoder.cache import EncodedPages
@@ -68,6 +69,7 @@ class CoreRequest:
     lora: LoRAReference | None = None  # the adapter that it is answered with
     encoder: MediaItem | None = None  # what the model's encoder makes rows of, which its layers read; in the salt, too
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens in prompt_ids
+    alignment: AlignmentSpan | None = None  # attention of its tokens to `encoder` that is asked for
 
     @property
     def has_rows(self) -> bool:

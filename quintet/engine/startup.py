@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.encoder import factory as encoders
+from quintet.engine.encoder.runner import SpeechModelRunner
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.engine_parts import EngineParts
@@ -319,7 +320,10 @@ def _generation_runner(
     prepared: EnginePlan, batches: BatchBuilder, sampler: Sampler, spans: Spans | None = None
 ) -> StepRunner:
     ranks, overlap = prepared.ranks, prepared.capabilities.overlap
-    return _pipeline_runner(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, _step_agreement(ranks)))
+    agreement, aligner = _step_agreement(ranks), encoders.make_aligner(prepared.folder, prepared.hf_config, ranks)
+    if aligner is not None:  # such models have no pipeline stages
+        return SpeechModelRunner(aligner, sampler, batches, overlap, spans, agreement)
+    return _pipeline_runner(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, agreement))
 
 
 def _pipeline_runner(prepared: EnginePlan, runner: StepRunner) -> StepRunner:

@@ -83,7 +83,7 @@ def gguf_of(path: Path, config: EngineConfig) -> Path | None:
         names = ", ".join(each.name for each in found[:8])
         raise ValueError(
             f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model, or "
-            f"{path}:QUANTIZATION"
+            f"{path}:QUANTIZATION; `quintet serve --models {path}` serves all"
         )
     if not found and load_format == "gguf":
         raise FileNotFoundError(f"load_format='gguf', and {path} holds no GGUF file; give a model that does")

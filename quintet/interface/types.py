@@ -12,7 +12,9 @@ IntArray = np.ndarray[Any, np.dtype[np.int32]]
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
 # inputs with an entry for each token, which is their last axis -> the entry of a padded token
-TOKEN_INPUTS = {"embed_indices": -1, "rotary_positions": 0, "adapters": 0, "token_type_ids": 0, "until": -1}
+TOKEN_INPUTS = {
+    "embed_indices": -1, "rotary_positions": 0, "adapters": 0, "adapter_extras": 0, "token_type_ids": 0, "until": -1,
+}  # fmt: skip
 
 
 class ShapeBucket(NamedTuple):
@@ -76,6 +78,8 @@ class Inputs(NamedTuple):
     embed_indices: Tensor | None = None  # [T]    the row of the row store in the place of a token's embedding; -1: none
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
+    # [T]    the same of tokens whose adapter has more than A and B of products (magnitudes, biases, an embedding); else 0
+    adapter_extras: Tensor | None = None
     token_type_ids: Tensor | None = None  # [T]    segment ids
     # [T]    the last position that a token sees, where it sees some after its own; -1: none. Only where "until" is in
     # Platform.optional_spec_fields; no token sees further ahead than the narrowest window is wide
@@ -128,6 +132,7 @@ class HostInputs(NamedTuple):
     embed_indices: IntArray | None = None
     rotary_positions: IntArray | None = None
     adapters: IntArray | None = None
+    adapter_extras: IntArray | None = None
     token_type_ids: IntArray | None = None
     until: IntArray | None = None
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.interface.types import Batch
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
-from quintet.layers.build import BuildContext, Layer, padded_shards, replicated
+from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated
+from quintet.layers.lora_step import LORA_POOL, LoRAStep
 
 
 class VocabParallelEmbedding(Layer):
@@ -28,6 +29,7 @@ class VocabParallelEmbedding(Layer):
         self._reader: WeightReader | None = None
         self._first = self._split.ranges[build.rank][0]
         self.weight: Tensor
+        self._lora: LoRAStep | None = None  # where there is a pool of adapters beside the table
 
     def finalize(self, path: str) -> None:
         """The format, and the provider for it. What has padding is held in floats."""
@@ -43,6 +45,8 @@ class VocabParallelEmbedding(Layer):
 
     def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
         rows = self._looked_up(ids, self._first, self._partial)
+        if self._lora is not None and self._lora.extras is not None:
+            rows = self._modules[LORA_POOL](rows, ids)  # type: ignore[misc]
         return self._build.comm.all_reduce(rows) if self._partial else rows
 
     def _looked_up(self, ids: Tensor, first: int, partial: bool) -> Tensor:
@@ -61,6 +65,22 @@ class VocabParallelEmbedding(Layer):
     def width(self) -> int:
         """Numbers of a row."""
         return self._shape[1]
+
+    @property
+    def shards(self) -> Shards:
+        """Its rows, and which of them each rank has."""
+        return self._split
+
+    def base_weight(self, path: str) -> Weight:
+        """Returns the checkpoint's floats of all rows."""
+        part = CheckpointSlice(f"{path}.weight", self._shape, ((0, self._shape[0]),) * self._build.size)
+        build = self._build
+        return Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", reader=self._reader)
+
+    def add_lora_pool(self, pool: nn.Module) -> None:
+        """Has a pool of adapters add to the rows: a module with forward(rows, ids)."""
+        self._lora = self._build.lora
+        self.add_module(LORA_POOL, pool)
 
     def embed(self, batch: Batch, scale: float = 1.0) -> Tensor:
         """A step's tokens -> [T, width], scaled; rows of the row store stand in the places of some."""

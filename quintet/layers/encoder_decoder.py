@@ -1,14 +1,15 @@
-"""Blocks of encoder-decoder models: attention, cross-attention and feed-forward, with norms before or behind."""
+"""Blocks of encoder-decoder models, with norms before or behind, and the base of their decoders."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.attention.cross import CrossAttention
 from quintet.layers.build import BuildContext, Layer, even_shards, split_heads
-from quintet.layers.layer_state import StepState
+from quintet.layers.decoder import CausalLM
+from quintet.layers.layer_state import LayerMixer, StepState
 from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.mlp import activation_name
 from quintet.layers.norm import LayerNorm
@@ -107,3 +108,33 @@ class CrossProjection(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in (self.k(x), self.v(x)))
         return k, v
+
+
+class CrossDecoderLM(CausalLM):
+    """A decoder of CrossDecoderBlocks and its head; the worker builds the encoder beside it."""
+
+    trunk_name = "model.decoder"
+    supports_pipeline = False
+    config_counts_layers = False  # num_hidden_layers is the encoder's number
+    positions_entry: ClassVar[str]  # of config.json: positions of the decoder
+    ignored_tensors = (  # the encoder's
+        *CausalLM.ignored_tensors,
+        r"model\.encoder\..*",
+        r"model\.decoder\.layers\.\d+\.encoder_attn\.(k_proj|v_proj)\..*",
+    )
+
+    @classmethod
+    def max_text_length(cls, config: Any) -> int | None:
+        length: int = getattr(config, cls.positions_entry)
+        return length
+
+    @property
+    def cross_attention(self) -> list[CrossAttention]:
+        """Cross-attention of the layers, in order."""
+        layers: Any = self.get_submodule("model.decoder.layers")
+        return [layer.encoder_attn for layer in layers]
+
+    @property
+    def cross_mixers(self) -> list[LayerMixer]:
+        """Mixers of the layers' cross-attention, in order."""
+        return [each.mixing for each in self.cross_attention]

@@ -1,7 +1,7 @@
 """Matrix products with weights, sharded by columns (outputs) or by rows (inputs)."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, Shards, even_shards, padded_shards, replicated
-from quintet.layers.lora_step import LoRAStep
+from quintet.layers.lora_step import LORA_POOL, LoRAStep
 from quintet.ops.registry import of_kind
-
-LORA_POOL = "lora"  # the module beside a product that holds adapters
 
 
 @dataclass(frozen=True)
@@ -176,6 +174,18 @@ class ColumnParallelLinear(Layer):
         if not self.by_inputs:
             return parts
         return tuple(replace(part, ranges=((0, part.shape[0]),) * self._build.size) for part in parts)
+
+    def base_weights(self, path: str) -> Iterator[tuple[Weight, Weight | None]]:
+        """Yields the checkpoint's floats of each of output_slices(), all inputs, and the bias that this rank adds."""
+        build, weight = self._build, self._weight(path)
+        for number, part in enumerate(weight.slices):
+            whole = replace(part, ranges=((0, part.shape[0]),) * build.size) if self.by_inputs else part
+            reader = build.quantization.reader(part.source.removesuffix(".weight"))
+            bias = None
+            if self._has_bias:
+                split = Shards(part.shape[0], part.ranges) if self._apart else self._splits[number]
+                bias = Weight("bias", (self._bias(part, split),), 0, build.rank, build.dtype, "vector")
+            yield Weight("weight", (whole,), 0, build.rank, build.dtype, "linear", reader=reader), bias
 
     def add_lora_pool(self, pool: nn.Module) -> None:
         """Has a pool of adapters add to the product: a module with forward(y, x)."""

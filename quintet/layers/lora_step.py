@@ -7,6 +7,8 @@ from torch import Tensor
 
 from quintet.interface.types import Batch
 
+LORA_POOL = "lora"  # the module beside a product or a table that holds adapters
+
 
 @dataclass(frozen=True)
 class LoRASizes:
@@ -23,15 +25,19 @@ class LoRAStep:
 
     def __init__(self) -> None:
         self.slots: Tensor | None = None  # [T] or [L] int32: 1 + an adapter's place in the pools, 0: none; None: no row
+        self.extras: Tensor | None = None  # the same of adapters that have more than the A and B of products
         self._output_rows: Tensor | None = None  # [L], as long as rows are those of all tokens
 
     def begin(self, batch: Batch) -> None:
         """Called at the top of a step."""
-        self.slots = batch.inputs.adapters
+        self.slots, self.extras = batch.inputs.adapters, batch.inputs.adapter_extras
         self._output_rows = None if batch.one_token_per_request else batch.logits_indices
 
     def select_output_rows(self, take_rows: Callable[[Tensor, Tensor], Tensor]) -> None:
         """From now on rows are those that outputs are computed for."""
-        if self.slots is not None and self._output_rows is not None:
-            self.slots = take_rows(self.slots[:, None], self._output_rows)[:, 0]
+        if self._output_rows is not None:
+            self.slots, self.extras = (
+                None if each is None else take_rows(each[:, None], self._output_rows)[:, 0]
+                for each in (self.slots, self.extras)
+            )
         self._output_rows = None

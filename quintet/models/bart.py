@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, run_layers, select_output_rows
-from quintet.layers.encoder_decoder import BlockSizes, CrossDecoderBlock
-from quintet.layers.layer_state import LayerMixer, StepState
+from quintet.layers.decoder import run_layers, select_output_rows
+from quintet.layers.encoder_decoder import BlockSizes, CrossDecoderBlock, CrossDecoderLM
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.models.encoders.bart import (
     COMPUTED,
@@ -36,20 +36,13 @@ class BartDecoder(BartStack):
         return self.layer_norm(select_output_rows(x, cache, self._ops)), taps
 
 
-class BartForConditionalGeneration(CausalLM):
-    """The decoder and its head; the worker builds the encoder beside it."""
+class BartForConditionalGeneration(CrossDecoderLM):
+    """The decoder and its head."""
 
-    trunk_name = "model.decoder"
-    supports_pipeline = False
-    config_counts_layers = False  # num_hidden_layers is the encoder's number
     encoder_class = BartEncoder
+    positions_entry = "max_position_embeddings"
     gathered_from = (SHARED, LOGITS_BIAS)
-    ignored_tensors = (  # the encoder's
-        *CausalLM.ignored_tensors,
-        r"model\.encoder\..*",
-        r"model\.decoder\.layers\.\d+\.encoder_attn\.(k_proj|v_proj)\..*",
-        COMPUTED,
-    )
+    ignored_tensors = (*CrossDecoderLM.ignored_tensors, COMPUTED)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -65,14 +58,3 @@ class BartForConditionalGeneration(CausalLM):
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Each part gets the table of both, and the head its bias."""
         return with_own_tables(entries)
-
-    @classmethod
-    def max_text_length(cls, config: Any) -> int | None:
-        length: int = config.max_position_embeddings
-        return length
-
-    @property
-    def cross_mixers(self) -> list[LayerMixer]:
-        """Mixers of the layers' cross-attention, in order."""
-        layers: Any = self.get_submodule("model.decoder.layers")
-        return [layer.encoder_attn.mixing for layer in layers]

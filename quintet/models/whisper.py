@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, refuse, run_layers, select_output_rows
+from quintet.layers.decoder import refuse, run_layers, select_output_rows
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from quintet.layers.encoder_decoder import EPS, BlockSizes, CrossDecoderBlock
-from quintet.layers.layer_state import LayerMixer, StepState
+from quintet.layers.encoder_decoder import EPS, BlockSizes, CrossDecoderBlock, CrossDecoderLM
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import LayerNorm
 from quintet.models.encoders.whisper import WhisperEncoder, canonical_name, with_plain_products
@@ -34,18 +34,11 @@ class WhisperDecoder(nn.Module):
         return self.layer_norm(select_output_rows(x, cache, self._ops)), taps
 
 
-class WhisperForConditionalGeneration(CausalLM):
-    """The decoder and its head, which is the token embedding; the worker builds the encoder beside it."""
+class WhisperForConditionalGeneration(CrossDecoderLM):
+    """The decoder and its head, which is the token embedding."""
 
-    trunk_name = "model.decoder"
-    supports_pipeline = False
-    config_counts_layers = False  # num_hidden_layers is the encoder's number
     encoder_class = WhisperEncoder
-    ignored_tensors = (  # the encoder's
-        *CausalLM.ignored_tensors,
-        r"model\.encoder\..*",
-        r"model\.decoder\.layers\.\d+\.encoder_attn\.(k_proj|v_proj)\..*",
-    )
+    positions_entry = "max_target_positions"
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -59,14 +52,3 @@ class WhisperForConditionalGeneration(CausalLM):
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keys get a bias of zeros."""
         return with_plain_products(entries)
-
-    @classmethod
-    def max_text_length(cls, config: Any) -> int | None:
-        length: int = config.max_target_positions
-        return length
-
-    @property
-    def cross_mixers(self) -> list[LayerMixer]:
-        """Mixers of the layers' cross-attention, in order."""
-        layers: Any = self.get_submodule("model.decoder.layers")
-        return [layer.encoder_attn.mixing for layer in layers]

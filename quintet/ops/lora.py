@@ -1,4 +1,4 @@
-"""Specification of low-rank adapters (LoRA, Hu et al. 2021) beside a product: several adapters in one batch."""
+"""Specifications of adapters (LoRA, Hu et al. 2021; DoRA, Liu et al. 2024): several in one batch."""
 
 import torch
 from torch import Tensor
@@ -40,3 +40,20 @@ def add_lora(  # noqa: PLR0913  # a product's output and input, and six facts ab
         mine = (slots == adapter + 1)[:, None]
         result = torch.where(mine, y.float() + torch.cat(pieces, -1), result)
     return torch.where((slots > 0)[:, None], result.to(y.dtype), y)
+
+
+@Op
+def scale_adapted(y: Tensor, gains: Tensor, offsets: Tensor, slots: Tensor) -> Tensor:
+    """y [T, N] * gains + offsets of each token's adapter, both float32 [S, N]; slots [T] int32 as add_lora() has them:
+    without an adapter a token's y stays to the bit. Rounded once. May overwrite y."""
+    adapter = (slots.long() - 1).clamp(min=0)
+    changed = y.float() * gains[adapter] + offsets[adapter]
+    return torch.where((slots > 0)[:, None], changed.to(y.dtype), y)
+
+
+@Op
+def adapter_rows(ids: Tensor, slots: Tensor, adapters: int, rows: int, first: int) -> Tensor:
+    """Rows of tokens' ids in the tables of `adapters` adapters, one after the other, which have `rows` rows each, from
+    id `first` on -> [T] int32: -1 for a token without an adapter, or an id that has no row; ids and slots int32."""
+    there = (slots > 0) & (slots <= adapters) & (ids >= first) & (ids < first + rows)
+    return torch.where(there, (slots - 1) * rows + ids - first, -1)

@@ -139,6 +139,7 @@ class RouterApp:
     """Dispatches requests that passed authentication: own answers, administration, or forwarding to a server."""
 
     admin_paths: Mapping[str, str] = admin.PATHS  # path -> method
+    has_page = False  # serves the chat page
 
     def __init__(self, core: RouterCore, door: ServerConfig) -> None:
         self._core, self._door = core, door

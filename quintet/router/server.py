@@ -26,6 +26,7 @@ class RouterServer:
     def __init__(self, core: RouterCore, door: ServerConfig, app: type[RouterApp] = RouterApp) -> None:
         """ValueError for what cannot be used."""
         self._door, self.core = door, core
+        self._has_page = app.has_page and door.playground and not door.uds
         self._certificates = Certificates(door) if door.ssl_certfile else None
         self._server = UvicornServer(make_app(app(core, door), core, door), door, self.stop)
         self._draining: asyncio.Task[None] | None = None
@@ -39,7 +40,9 @@ class RouterServer:
             if self._door.enable_ssl_refresh:
                 watching = asyncio.get_running_loop().create_task(self._certificates.watch())
         port = 0 if self._door.uds else listener.getsockname()[1]
-        logger.info("ready: %s at %s", self.core.title, _url(self._door, port))
+        url = _url(self._door, port)
+        page = f", page at {url}/, API" if self._has_page else ""
+        logger.info("ready: %s%s at %s", self.core.title, page, url)
         try:
             await self._server.serve([listener])
         finally:

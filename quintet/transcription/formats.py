@@ -28,9 +28,12 @@ def to_vtt(segments: Iterable[Segment]) -> str:
     return "WEBVTT\n\n" + "".join(blocks)
 
 
-def to_verbose_json(segments: Sequence[Segment], task: str, language: str, seconds: float) -> dict[str, Any]:
-    """Returns OpenAI's verbose_json. `language`: a code, of which the name is given; `seconds`: length of the audio."""
-    return {
+def to_verbose_json(
+    segments: Sequence[Segment], task: str, language: str, seconds: float, words: bool = False
+) -> dict[str, Any]:
+    """Returns OpenAI's verbose_json. `language`: a code, of which the name is given; `seconds`: length of the audio;
+    `words`: with the words of all segments."""
+    found: dict[str, Any] = {
         "task": task, "language": NAMES.get(language, language), "duration": round(seconds, 6),
         "text": to_text(segments),
         "segments": [
@@ -42,6 +45,10 @@ def to_verbose_json(segments: Sequence[Segment], task: str, language: str, secon
             for each in segments
         ],
     }  # fmt: skip
+    if words:
+        spoken = [word for each in segments for word in each.words]
+        found["words"] = [{"word": each.text.strip(), "start": each.start, "end": each.end} for each in spoken]
+    return found
 
 
 def _line(segment: Segment) -> str:

@@ -1,14 +1,21 @@
 """A Whisper model and the engine that runs it, as the transcriber sees them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quintet.media.audio.log_mel import CHUNK_SECONDS
 from quintet.media.audio.resample import Samples
+from quintet.media.lazy_numpy import np
 from quintet.outputs import CompletionOutput
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.tokens import WhisperTokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_POSITIONS = 448  # of Whisper's decoders: prompt and output together
 ENGLISH_ONLY = 51864  # vocabulary of models of English alone; multilingual ones have more. Source: openai-whisper
@@ -22,6 +29,11 @@ class SpeechEngine(Protocol):
 
         Cancelling ends the request. An engine that fails raises what its callers expect of it.
         """
+        ...
+
+    async def align(self, samples: Samples, tokens: Sequence[int], span: AlignmentSpan) -> NDArray[np.float32]:
+        """Returns what the model's alignment heads attend to: weights [T, span.rows] of the decoder's tokens from
+        span.first on. As generate() in all else."""
         ...
 
 
@@ -39,7 +51,7 @@ class SpeechModel:
     def of_tokenizer(
         cls, ids: Mapping[str, int], encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str],
         vocab_size: int, max_positions: int = MAX_POSITIONS, seconds: float = CHUNK_SECONDS,
-    ) -> "SpeechModel":  # fmt: skip
+    ) -> SpeechModel:  # fmt: skip
         """`ids`: special tokens by their text; `vocab_size`: the model's. ValueError if a token is missing: the
         tokenizer is not Whisper's."""
         tokens = WhisperTokens.of_vocabulary(ids, multilingual=vocab_size != ENGLISH_ONLY)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quintet.transcription.tokens import SECONDS_PER_TIMESTAMP, WhisperTokens
+from quintet.transcription.words import Word
 
 _DIGITS = 6  # of seconds: sums of 20 ms stay as they are written
 
@@ -24,6 +25,7 @@ class Segment:
     avg_logprob: float = 0.0
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
+    words: tuple[Word, ...] = ()  # where they were asked for
 
 
 class Window(NamedTuple):

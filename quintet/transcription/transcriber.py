@@ -14,11 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from quintet.media.audio import SAMPLE_RATE
+from quintet.media.audio.encoder_input import FRAMES_PER_ROW
+from quintet.media.audio.log_mel import HOP
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import Span, SpeechFinder, find_speech, speech_windows
 from quintet.media.audio.silero import find_speech_silero, is_installed
 from quintet.outputs import CompletionOutput
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan, token_ends
 from quintet.transcription.languages import code_of
 from quintet.transcription.model import SpeechEngine, SpeechModel
 from quintet.transcription.segments import (
@@ -29,7 +32,8 @@ from quintet.transcription.segments import (
     mean_logprob,
     parse_window,
 )
-from quintet.transcription.tokens import TASKS
+from quintet.transcription.tokens import SECONDS_PER_TIMESTAMP, TASKS
+from quintet.transcription.words import words_of
 
 WINDOWS_AT_ONCE = 16  # of one audio; more fill a step of the engine no better
 _SHORTEST_REST = SAMPLE_RATE // 2  # samples behind a window's last timestamp: fewer, with their margin, hold no word
@@ -47,6 +51,7 @@ class TranscriptionOptions:
     language: str | None = None  # that is spoken, a code or an English name; None: it is detected
     prompt: str = ""  # text as if it came before the audio: names, spelling, style
     condition_on_previous_text: bool = False  # whether a window sees the text before it; one is decoded at a time then
+    word_timestamps: bool = False  # whether segments have their words, with times
     thresholds: Thresholds = _DEFAULTS
     sampling: Mapping[str, Any] = field(default_factory=dict)  # further fields of SamplingParams, such as seed
     windows_at_once: int = WINDOWS_AT_ONCE
@@ -79,6 +84,7 @@ class Transcript:
 class _Decoded(NamedTuple):
     """Output of one window."""
 
+    prompt: list[int]
     tokens: list[int]
     temperature: float
     avg_logprob: float
@@ -222,7 +228,27 @@ class _Run:
             "compression_ratio": decoded.compression_ratio, "no_speech_prob": no_speech,
         }  # fmt: skip
         segments = [replace(each, text=self.model.text(each.tokens), **facts) for each in segments]
+        if self.options.word_timestamps and any(each.text.strip() for each in segments):
+            segments = await self._with_words(segments, decoded, place)
         return _Window(start, end / SAMPLE_RATE, segments), end
+
+    async def _with_words(self, segments: Sequence[Segment], decoded: _Decoded, place: Span) -> list[Segment]:
+        """Returns the segments of a window, which are its first tokens, with their words."""
+        model, count = self.model, sum(len(each.tokens) for each in segments)
+        prompt, samples = decoded.prompt, self.samples[place.start : place.end]
+        rows = max(1, min(-(-len(samples) // HOP) // FRAMES_PER_ROW, round(model.seconds / SECONDS_PER_TIMESTAMP)))
+        all_tokens = decoded.tokens[: -1 if decoded.tokens[-1] == model.tokens.eot else None]
+        aligned = all_tokens[: model.max_positions - 1 - len(prompt)]  # the request has one token of output
+        weights = await self.engine.align(samples, [*prompt, *aligned], AlignmentSpan(len(prompt), rows))
+        ends = await asyncio.to_thread(token_ends, weights)
+        bounds = [0.0, *ends, *[ends[-1]] * (count - len(ends))]
+        found, first, start, end = [], 0, place.start_seconds, place.end / SAMPLE_RATE
+        for each in segments:
+            own = bounds[first : first + len(each.tokens) + 1]
+            words = words_of(each.tokens, own, self.language, model.tokens.eot, model.decode)
+            found.append(replace(each, words=tuple(word.moved(start, start, end) for word in words)))
+            first += len(each.tokens)
+        return found
 
     async def _no_speech(self, place: Span) -> float:
         """Returns the probability that there is no speech; 0 where it is not asked for."""
@@ -250,7 +276,7 @@ class _Run:
         decoded: _Decoded | None = None
         for temperature in thresholds.temperatures:
             output = await self._generate(place, prompt, self._params(temperature, len(prompt)))
-            decoded = self._judge(output, temperature)
+            decoded = self._judge(prompt, output, temperature)
             if not thresholds.needs_fallback(decoded.compression_ratio, decoded.avg_logprob, no_speech):
                 break
         assert decoded is not None
@@ -264,9 +290,9 @@ class _Run:
         fields = {"max_tokens": most, **self.options.sampling, "temperature": temperature}
         return SamplingParams(**{**fields, "logprobs": 0, "detokenize": False})
 
-    def _judge(self, output: CompletionOutput, temperature: float) -> _Decoded:
+    def _judge(self, prompt: list[int], output: CompletionOutput, temperature: float) -> _Decoded:
         assert output.logprobs is not None
         tokens = list(output.token_ids)
         drawn = [at[token].logprob for at, token in zip(output.logprobs, tokens, strict=True)]
         text = self.model.text(tokens).strip()
-        return _Decoded(tokens, temperature, mean_logprob(drawn), compression_ratio(text))
+        return _Decoded(prompt, tokens, temperature, mean_logprob(drawn), compression_ratio(text))

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CAUGHT, SURVIVED, CAPPED = "caught", "survived", "survived within the cap"
 MARKS = "not slow and not sweep and not network"
+SHARE = ("--share", "long=1/10")  # of the long tests, as one run of make test
 FIRST_BATCH = 4  # files; each next batch has twice as many: a start costs seconds, and killers come early
 HANGS = 120  # seconds after which a test has hung: quick tests take ten
 CUT, HUNG = -1000, -1001  # in the place of an exit code
@@ -151,6 +152,7 @@ class Trials:
     cap: float = 360.0  # seconds of tests for a fault
     killers: Killers = field(default_factory=lambda: Killers(ROOT / "build" / "mutants" / "killers.json"))
     broken: set[str] = field(default_factory=set)
+    share: Sequence[str] = ()  # words for pytest that choose among the tests
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def done(self) -> dict[str, dict[str, object]]:
@@ -171,9 +173,9 @@ class Trials:
                 break
             bench.load(fault)
             batch = rest[:size]
-            files, failed = bench.run(batch, left, sorted(self.broken))
+            files, failed = bench.run([*self.share, *batch], left, sorted(self.broken))
             if failed == [""]:  # no test has begun: it counts if it happens again, as where the system killed pytest
-                files, failed = bench.run(batch, left, sorted(self.broken))
+                files, failed = bench.run([*self.share, *batch], left, sorted(self.broken))
             if failed and self._fails_without(failed[0], batch, bench):
                 rest = [test for test in rest if test != failed[0]]  # a file that cannot be read
                 continue  # again, without that test

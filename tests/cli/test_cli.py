@@ -28,6 +28,7 @@ from quintet.parsers import Content
     ("words", "code", "says"),
     [
         (["genrate"], 2, "did you mean 'generate'"),
+        (["help", "enviroment"], 2, "unknown command 'enviroment'"),
         (["--verison"], 2, "did you mean '--version'"),
         (["bench"], 2, "bench latency"),
         (["bench", "latncy"], 2, "did you mean 'latency'"),
@@ -38,6 +39,7 @@ from quintet.parsers import Content
         (["serve", "a", "b"], 2, "unexpected argument 'b'; `--models FOLDER`"),
         (["platforms", "cpu"], 2, "unexpected argument 'cpu'"),
         (["generate", "--max-token", "5", "x"], 2, "did you mean '--max-tokens'"),
+        (["generate", "--bogus", "x"], 2, "unknown flag '--bogus'\n"),
         (["generate", "--max_tokn=5", "x"], 2, "did you mean '--max-tokens'"),
         (["generate", "--swap-space", "4", "x"], 2, "nothing is swapped"),
         (["generate", "--max-tokens", "x", "y"], 2, "whole number"),
@@ -106,6 +108,14 @@ def test_platforms_prints_facts_and_reasons(capsys: pytest.CaptureFixture[str]) 
     assert any(line.startswith("cpu") and " available " in line for line in lines)
     assert any(line.startswith("null") for line in lines)
     assert lines[-1].startswith("auto → ")
+
+
+def test_help_fits_a_screen_and_has_a_topic_for_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 40 and "QUINTET_DEVICE" not in text and "`quintet help environment`" in text
+    assert cli.main(["help", "environment"]) == 0
+    assert "QUINTET_DEVICE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["generate", "--help"], ["genrate"]])

@@ -29,6 +29,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         self.asked.append((self.command, self.path, body))
         found: tuple[int, Any] = (200, LOADED) if self.path == "/models/loaded" else (200, {"model": "chat"})
+        if "/one/" in self.path:
+            found = 404, {"error": {"message": f"there is nothing at '{self.path}'", "code": "not_found"}}
         if b"busy" in body:
             found = 409, {"error": {"message": "the model 'busy' has 2 requests; try again later"}}
         data = json.dumps(found[1]).encode()
@@ -75,6 +77,24 @@ def test_stop_unloads_a_model(
     assert capsys.readouterr().err == "chat is unloaded\n"
     assert main(["stop", "busy", "--url", url]) == 1
     assert "has 2 requests; try again later" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["ps"], ["stop", "chat"]])
+def test_a_server_of_one_model_has_nothing_to_unload(
+    words: list[str], server: tuple[str, list[tuple[str, str, bytes]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", f"{server[0]}/one"]) == 1
+    assert "serves one model, which stays loaded; " in capsys.readouterr().err
+
+
+def test_ps_before_memory_is_planned(
+    server: tuple[str, list[tuple[str, str, bytes]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(LOADED, "memory", {"budget": 0, "planned": 0})
+    assert main(["ps", "--url", server[0]]) == 0
+    assert "memory: not planned yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

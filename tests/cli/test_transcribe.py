@@ -117,6 +117,18 @@ def test_json_has_a_line_for_each(
     assert lines[0]["segments"][0]["end"] == 1.2 and lines[0]["duration"] == 1.5
 
 
+@pytest.mark.usefixtures("decoded")
+def test_json_has_the_words_that_were_asked_for(
+    asked: list[TranscriptionOptions], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(str(folder / "b.wav"), "--format", "json", "-q", "--word-timestamps") == 0
+    assert asked == [TranscriptionOptions(word_timestamps=True)]
+    words = json.loads(capsys.readouterr().out)["words"]
+    assert [each["word"] for each in words] == ["w1", "w2"] and 0 <= words[0]["end"] == words[1]["start"] < 1.5
+    assert run(str(folder / "b.wav"), "--format", "json", "-q") == 0
+    assert "words" not in json.loads(capsys.readouterr().out)
+
+
 def test_a_bad_file_does_not_stop_the_others(
     asked: list[TranscriptionOptions], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +145,7 @@ def test_a_bad_file_does_not_stop_the_others(
     ("words", "reason"),
     [
         (["--format", "srt"], "give a folder with --output"),
+        (["--word-timestamps"], "needs --format json"),
         (["--language", "klingon"], "none of Whisper's"),
         (["-o", "FOLDER/b.wav"], "is a file; --output names a folder"),
         (["-o", "FOLDER/out", "FOLDER/twice/b.wav"], "two files are called b.wav"),

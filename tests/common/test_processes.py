@@ -115,3 +115,16 @@ def test_a_child_looks_for_garbage_once_it_has_its_orders(tmp_path: Path) -> Non
     child = Child("looks", 1, stdout=subprocess.PIPE)
     assert child.stdout.read() == b"False\nTrue\n"
     child.close()
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["under way", "ended"])
+def test_a_device_call_that_never_returns_does_not_keep_a_process(ended: bool) -> None:
+    program = (
+        "import atexit, threading; from quintet.common.processes import DEVICE_CALL, exit_process\n"
+        "atexit.register(print, 'in good order', flush=True); held = threading.Event()\n"
+        "call = threading.Thread(target=held.wait, name=DEVICE_CALL); call.start()\n"
+        f"if {ended}: held.set(); call.join()\n"
+        "exit_process(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (7, b"in good order\n" if ended else b"")

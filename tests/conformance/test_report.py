@@ -443,6 +443,7 @@ def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
         "unsupported on null: kv/int8: no such kernel; unverified on null: scheme/int4; "
         "run `quintet conformance --device null`"
     )
+    assert known.unproven_features("null", ["family/x"]).endswith("run `quintet conformance --device null --family x`")
 
 
 @pytest.mark.parametrize(

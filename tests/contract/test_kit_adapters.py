@@ -52,7 +52,24 @@ def test_a_platform_that_serves_one_adapter_for_all_is_found() -> None:
     assert "turn 1, request 1, adapter 0: logits are off by" in found
 
 
-@pytest.mark.parametrize("clause", ["adapters.rows", "adapters.merged"])
+class NoExtras(CPU):
+    """Steps leave out what adapters have beside A and B."""
+
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        inner = super().compile(model, buckets)
+
+        def step(state: State, batch: Batch) -> tuple[Outputs, State]:
+            return inner(state, batch._replace(inputs=batch.inputs._replace(adapter_extras=None)))
+
+        return step
+
+
+def test_a_platform_that_leaves_out_magnitudes_is_found() -> None:
+    found = first_failure("adapters.extras", Planted(platform=NoExtras))
+    assert "turn 1, request 0, adapter 1: logits are off by" in found
+
+
+@pytest.mark.parametrize("clause", ["adapters.rows", "adapters.merged", "adapters.extras"])
 def test_a_platform_without_adapters_is_told_what_it_lacks(clause: str) -> None:
     (check,) = (each for each in kit.checks(["adapters"]) if each.clause == clause)
     results = [kit.run_trial(check, trial) for trial in kit.list_trials(check, subject("null"))]

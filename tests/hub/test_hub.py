@@ -254,7 +254,7 @@ def test_a_gguf_file_is_a_model_and_so_is_a_folder_with_one(tmp_path: Path) -> N
     (tmp_path / "big-00002-of-00002.gguf").write_bytes(b"GGUF")  # no model by itself
     assert resolve_model(EngineConfig(model=tmp_path), OFFLINE) == file
     (tmp_path / "big-00001-of-00002.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match="2 GGUF models .big-00001-of-00002.gguf, model.gguf."):
+    with pytest.raises(ValueError, match="2 GGUF models .big-00001-of-00002.gguf, model.gguf..*--models /"):
         resolve_model(EngineConfig(model=tmp_path), OFFLINE)
     with pytest.raises(ValueError, match="is a GGUF file"):
         resolve_model(EngineConfig(model=file, load_format="safetensors"), OFFLINE)

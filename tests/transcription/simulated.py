@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import Samples
 from quintet.outputs import CompletionOutput, Logprob
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.model import SpeechModel
 from quintet.transcription.tokens import WhisperTokens
 
@@ -73,6 +75,7 @@ class SimulatedEngine:
     no_speech: float = -5.0  # log-probability
     hang: Callable[[Asked], bool] = lambda asked: False
     asked: list[Asked] = field(default_factory=list)
+    aligned: list[tuple[list[int], AlignmentSpan]] = field(default_factory=list)
     running: int = 0
     most: int = 0  # requests that ran at once
     cancelled: int = 0
@@ -84,6 +87,13 @@ class SimulatedEngine:
     def decoded(self) -> list[Asked]:
         """The requests for text."""
         return [each for each in self.asked if not each.is_probe]
+
+    async def align(self, samples: Samples, tokens: Sequence[int], span: AlignmentSpan) -> NDArray[np.float32]:
+        """The tokens divide the audio evenly."""
+        self.aligned.append((list(tokens), span))
+        count = len(tokens) - span.first
+        owners = np.arange(span.rows) * count // span.rows
+        return (owners[None] == np.arange(count)[:, None]).astype(np.float32)
 
     async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
         offset = (samples.__array_interface__["data"][0] - self.audio.__array_interface__["data"][0]) // 4

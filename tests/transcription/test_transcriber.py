@@ -282,3 +282,36 @@ async def test_one_transcriber_serves_several_at_once() -> None:
     work = transcriber(engine)
     one, two = await asyncio.gather(work.transcript(engine.audio), work.transcript(engine.audio))
     assert one == two and len(one.segments) == 2
+
+
+async def test_words_have_their_places_in_the_audio() -> None:
+    """A token's word begins where the token before it ends; the simulated alignment divides the window evenly."""
+    audio = np.concatenate([silence(7), voice(6), silence(3)])
+    engine = SimulatedEngine(audio, says(at(0), 1, 2, at(2.5), at(3), 3, at(6), EOT))
+    found = await heard(engine, word_timestamps=True)
+    [asked], [(tokens, span)] = engine.decoded, engine.aligned
+    assert tokens == [*asked.prompt, at(0), 1, 2, at(2.5), at(3), 3, at(6)] and span.first == len(asked.prompt)
+    assert span.rows == -(-round(asked.seconds * 16_000) // 160) // 2
+    ends = [0.02 * math.ceil(place * span.rows / 7) for place in range(7)]
+    assert [[each.text for each in segment.words] for segment in found.segments] == [[" w1", " w2"], [" w3"]]
+    times = [(each.start - asked.start, each.end - asked.start) for segment in found.segments for each in segment.words]
+    want = [(ends[0], ends[1]), (ends[1], ends[2]), (ends[4], ends[5])]
+    assert np.allclose(times, want, atol=0.031)  # a row early where two paths are equal, and hundredths of seconds
+
+
+async def test_no_words_are_asked_of_silence_or_without_wish() -> None:
+    engine = SimulatedEngine(voice(6), says(*WORDS))
+    assert not any(each.words for each in (await heard(engine)).segments) and not engine.aligned
+    engine = SimulatedEngine(voice(6), says(at(0), EOT))
+    assert not (await heard(engine, word_timestamps=True)).segments and not engine.aligned
+
+
+async def test_a_transcript_that_fills_the_decoder_is_aligned_but_for_its_end() -> None:
+    """A request has one token of output: tokens that have no place end with the last that has."""
+    engine = SimulatedEngine(voice(6), says(at(0), *range(1, 9)))
+    found = await heard(engine, model(max_positions=10), word_timestamps=True)
+    [(tokens, span)] = engine.aligned
+    assert len(tokens) == 9 and span.first == 3
+    words = [each for segment in found.segments for each in segment.words]
+    assert len(words) == 8 and {(each.start, each.end) for each in words[5:]} == {(words[4].end, words[4].end)}
+    assert words[3].end < words[4].end

@@ -40,6 +40,37 @@ void add(int kind, uintptr_t y, long y_stride, uintptr_t x, long x_stride, uintp
                       .type = static_cast<FloatType>(kind)});
 }
 
+void scale(int kind, uintptr_t y, long y_stride, uintptr_t gains, uintptr_t offsets, uintptr_t slots, long tokens,
+           long outputs, long adapters) {
+    expect(kind >= 0 && kind < kFloatTypes,
+           "kind must be 0 (float32), 1 (bfloat16) or 2 (float16), not " + std::to_string(kind));
+    expect(tokens >= 0 && outputs > 0 && adapters > 0, "outputs and adapters must be 1 or more");
+    expect(tokens <= 1 || y_stride >= outputs, "rows of y must not overlap");
+    const nb::gil_scoped_release released;
+    submit(scale_adapted, {.y = reinterpret_cast<void*>(y),
+                           .gains = reinterpret_cast<const float*>(gains),
+                           .offsets = reinterpret_cast<const float*>(offsets),
+                           .slots = reinterpret_cast<const int32_t*>(slots),
+                           .tokens = tokens,
+                           .outputs = outputs,
+                           .adapters = adapters,
+                           .y_stride = y_stride,
+                           .type = static_cast<FloatType>(kind)});
+}
+
+void find_rows(uintptr_t out, uintptr_t ids, uintptr_t slots, long tokens, long adapters, long rows, long first) {
+    expect(tokens >= 0 && adapters > 0 && rows > 0 && adapters * rows <= INT32_MAX,
+           "adapters and rows must be 1 or more, and their product must be an int32");
+    const nb::gil_scoped_release released;
+    submit(adapter_rows, {.out = reinterpret_cast<int32_t*>(out),
+                          .ids = reinterpret_cast<const int32_t*>(ids),
+                          .slots = reinterpret_cast<const int32_t*>(slots),
+                          .tokens = tokens,
+                          .adapters = adapters,
+                          .rows = rows,
+                          .first = first});
+}
+
 }  // namespace
 
 void bind_lora(nb::module_& m) {
@@ -51,6 +82,13 @@ void bind_lora(nb::module_& m) {
           "rank, inputs] and b [adapters, rank, outputs], contiguous; ranks [adapters, parts], slots [tokens] (0: none) "
           "and columns [stretches, 2] (part, width) are int32. `kind` is 0 for float32, 1 for bfloat16, 2 for float16; "
           "addresses, and sizes and strides in elements. Recorded, it reads ranks and slots anew.");
+    m.def("scale_adapted", &scale, nb::arg("kind"), nb::arg("y"), nb::arg("y_stride"), nb::arg("gains"),
+          nb::arg("offsets"), nb::arg("slots"), nb::arg("tokens"), nb::arg("outputs"), nb::arg("adapters"),
+          "y [tokens, outputs] becomes y * gains + offsets of each token's adapter: both float32 [adapters, outputs]; "
+          "slots as in add_lora().");
+    m.def("adapter_rows", &find_rows, nb::arg("out"), nb::arg("ids"), nb::arg("slots"), nb::arg("tokens"),
+          nb::arg("adapters"), nb::arg("rows"), nb::arg("first"),
+          "Into out [tokens]: (slot - 1) * rows + id - first; -1 without an adapter, or a row. All int32.");
 }
 
 }  // namespace quintet::cpu

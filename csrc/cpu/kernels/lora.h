@@ -23,9 +23,17 @@ struct LoraUp {  // y += low B, rounded once
     long tokens, rows, columns, stride;
 };
 
+struct LoraScale {  // y * gains + offsets, rounded once
+    void* y;               // [columns]
+    const float* gains;    // [columns]
+    const float* offsets;  // [columns]
+    long columns;
+};
+
 struct LoraKernels {
     OfTypes<void (*)(const LoraDown& call)> down;
     OfTypes<void (*)(const LoraUp& call)> up;
+    OfTypes<void (*)(const LoraScale& call)> scale;
 };
 
 extern const LoraKernels kLoraBaseline;

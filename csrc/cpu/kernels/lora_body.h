@@ -273,8 +273,19 @@ void up(const LoraUp& call) {
     }
 }
 
+template <typename E>
+void scale(const LoraScale& call) {
+    for (long i = 0; i < call.columns; i += kLanes) {
+        const long left = call.columns - i;
+        E* const y = static_cast<E*>(call.y) + i;
+        store_some(y, fma(load_some(y, left), load_some(call.gains + i, left), load_some(call.offsets + i, left)), left);
+    }
+}
+
 }  // namespace
 }  // namespace quintet::cpu
 
 #define QUINTET_LORA_KERNELS \
-    {{{down<float>, down<Bfloat16>, down<Float16>}}, {{up<float>, up<Bfloat16>, up<Float16>}}}
+    {{{down<float>, down<Bfloat16>, down<Float16>}}, \
+     {{up<float>, up<Bfloat16>, up<Float16>}},       \
+     {{scale<float>, scale<Bfloat16>, scale<Float16>}}}

@@ -194,4 +194,25 @@ void add_lora(const LoraCall& call) {
         });
 }
 
+void scale_adapted(const ScaleAdaptedCall& call) {
+    const auto scale = QUINTET_KERNELS(kLora).scale[call.type];
+    const long size = size_of(call.type);
+    for_rows(call.tokens, call.outputs * size, [&](long first, long last) {
+        for (long t = first; t < last; ++t) {
+            const long adapter = call.slots[t] - 1L;
+            if (adapter < 0 || adapter >= call.adapters) continue;
+            scale({static_cast<char*>(call.y) + t * call.y_stride * size, call.gains + adapter * call.outputs,
+                   call.offsets + adapter * call.outputs, call.outputs});
+        }
+    });
+}
+
+void adapter_rows(const AdapterRowsCall& call) {
+    for (long t = 0; t < call.tokens; ++t) {
+        const long adapter = call.slots[t] - 1L, row = call.ids[t] - call.first;
+        const bool is_there = adapter >= 0 && adapter < call.adapters && row >= 0 && row < call.rows;
+        call.out[t] = is_there ? static_cast<int32_t>(adapter * call.rows + row) : -1;
+    }
+}
+
 }  // namespace quintet::cpu

@@ -25,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         rows, memory = [_cells(each) for each in answer["models"]], answer["memory"]
         total = f"memory: {_gib(memory['planned'])} of {_gib(memory['budget'])} planned"
+        if not memory["budget"]:
+            total = "memory: not planned yet; the server is reading the headers of its models"
     except (KeyError, TypeError):
         raise incompatible_server(server.display_name, "/models/loaded lists no models") from None
     print(table(("name", "state", "memory", "requests", "waiting", "until"), rows))

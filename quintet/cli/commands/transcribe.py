@@ -21,7 +21,7 @@ from quintet.transcription.languages import code_of
 if TYPE_CHECKING:
     from quintet import AsyncLLM
     from quintet.media.audio.decode import AudioDecoder
-    from quintet.transcription.transcriber import Transcriber, Transcript
+    from quintet.transcription.transcriber import Transcriber, Transcript, TranscriptionOptions
 
 MODEL = "openai/whisper-base"
 FORMATS = ("text", "srt", "vtt", "json")
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--condition-on-previous-text", action="store_true",
         help="each piece of audio sees the text before it: more consistent, and slower, as pieces wait for each other",
     )  # fmt: skip
+    group.add_argument("--word-timestamps", action="store_true", help="add the time of each word (--format json)")
     group.add_argument("--output", "-o", metavar="FOLDER", help="write a file for each, instead of standard output")
     group.add_argument("--quiet", "-q", action="store_true", help="print no progress to standard error")
     engine.add_arguments(parser, model=MODEL)
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{files[0]}: {NO_FILE}")
     if len(files) > 1 and wanted.format in ("srt", "vtt") and arguments.output is None:
         raise ValueError(f"there are {len(files)} files, and {wanted.format} has one; give a folder with --output")
+    if arguments.word_timestamps and wanted.format != "json":
+        raise ValueError(f"--word-timestamps needs --format json; {wanted.format} has no times of words")
     if wanted.language is not None:
         code_of(wanted.language)
     targets = _targets(files, arguments.output, wanted.format)
@@ -132,7 +135,7 @@ async def _transcribe_all(
 
     task = "translate" if arguments.translate else "transcribe"
     options = TranscriptionOptions(
-        task, wanted.language, wanted.prompt or "", arguments.condition_on_previous_text,
+        task, wanted.language, wanted.prompt or "", arguments.condition_on_previous_text, arguments.word_timestamps,
     )  # fmt: skip
     transcriber, places = make_transcriber(llm, options), asyncio.Semaphore(FILES_AT_ONCE)
     decoder, progress = AudioDecoder(MAX_SECONDS), _Progress(len(files), arguments.quiet)
@@ -147,7 +150,7 @@ async def _transcribe_all(
         for file, target, each in zip(files, targets, tasks, strict=True):
             try:
                 named = len(files) > 1 and target is None
-                content = _content(await each, file, wanted.format, task, named)
+                content = _content(await each, file, wanted.format, options, named)
                 progress.clear()
                 _write(content, target)
             except (ValueError, OSError) as error:  # of this file; the others go on
@@ -182,13 +185,18 @@ async def _transcribe(
     return transcript
 
 
-def _content(transcript: "Transcript", file: Path, form: str, task: str, named: bool) -> str:
+def _content(
+    transcript: "Transcript", file: Path, form: str, options: "TranscriptionOptions", named: bool
+) -> str:  # fmt: skip
     from quintet.transcription.formats import to_srt, to_text, to_verbose_json, to_vtt
 
     if form in ("srt", "vtt"):
         return (to_srt if form == "srt" else to_vtt)(transcript.segments)
     if form == "json":
-        facts = to_verbose_json(transcript.segments, task, transcript.language or "unknown", transcript.seconds)
+        facts = to_verbose_json(
+            transcript.segments, options.task, transcript.language or "unknown", transcript.seconds,
+            options.word_timestamps,
+        )  # fmt: skip
         record: dict[str, Any] = {"file": str(file), **facts}
         return json.dumps(record, ensure_ascii=False) + "\n"
     return f"{file}: {to_text(transcript.segments)}\n" if named else to_text(transcript.segments) + "\n"

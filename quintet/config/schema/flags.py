@@ -135,7 +135,8 @@ def _unknown_flag_error(flag: str, known: Collection[str]) -> str:
     advice = FLAGS.get(flag) or unsupported_reason(flag.lstrip("-").rstrip("+").replace("-", "_"))
     if advice:
         return f"there is no {flag}: {advice}"
-    match = nearest_name(flag, known)
+    names = {each.lstrip("-"): each for each in known}  # two dashes alike would make short names alike
+    match = names.get(nearest_name(flag.lstrip("-"), names) or "")
     return f"unknown flag {flag!r}" + (f"; did you mean {match!r}?" if match else "")
 
 

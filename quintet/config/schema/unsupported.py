@@ -187,6 +187,13 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(
         ("--think", "--hidethinking"), "use --chat-template-kwargs '{\"enable_thinking\": false}', or --quiet"
     ),
+    # flags of other commands
+    "--max-tokens": _DRAWS.format("max-tokens"),
+    "--system": "use --system of `quintet generate` and `quintet chat`; over HTTP it is a message",
+    "--url": "`quintet chat`, `complete`, `ps` and `bench serve` ask a server",
+    **dict.fromkeys(("--host", "--port"), "it is for `quintet serve`; commands that ask a server take --url"),
+    "--lora-path": "use --lora-modules NAME=FOLDER",
+    "--image": "send images over HTTP, or use LLM.chat (docs/images.md)",
     # vLLM
     **dict.fromkeys(
         ("--disable-log-requests", "--enable-log-requests", "--max-log-len"),
@@ -221,7 +228,7 @@ COMMANDS: Mapping[str, str] = {
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
     "set_tokenizer": "use the engine argument tokenizer",
-    "reset_mm_cache": "images, audio and video of no model are served yet, so nothing of them is cached",
+    "reset_mm_cache": "media are known by their content; leave it out",
     "from_vllm_config": "use from_engine_args",
     "model_config": "use config",
     "vllm_config": "use config",

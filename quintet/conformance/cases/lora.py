@@ -1,4 +1,4 @@
-"""Arguments for low-rank adapters beside a product (quintet/ops/lora.py)."""
+"""Arguments for adapters (quintet/ops/lora.py)."""
 
 from collections.abc import Iterator
 
@@ -40,4 +40,22 @@ def add_lora(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{tokens}, {what}, {inputs} by rank {rank}", (y, x, lora_a, lora_b, ranks, given, 1, columns)
 
 
-LORA: dict[str, Cases] = {"add_lora": add_lora}
+def scale_adapted(dtype: torch.dtype) -> Iterator[Case]:
+    """Yields three adapters, of which each token has one or none."""
+    for tokens, slots in SLOTS.items():
+        for width in (5, 64, 77):
+            y = randn(len(slots), width, dtype=dtype)
+            gains, offsets = (randn(3, width, dtype=torch.float32) + shift for shift in (1, 0))
+            yield f"{tokens}, {width} wide", (y, gains, offsets, torch.tensor(slots, dtype=torch.int32))
+
+
+def adapter_rows(dtype: torch.dtype) -> Iterator[Case]:
+    """Yields ids of tables of nine rows, from several rows on: some are in no table."""
+    del dtype  # whole numbers
+    for tokens, slots in SLOTS.items():
+        ids = torch.arange(len(slots), dtype=torch.int32) % 14
+        for first in (0, 4):
+            yield f"{tokens}, from row {first}", (ids, torch.tensor(slots, dtype=torch.int32), 3, 9, first)
+
+
+LORA: dict[str, Cases] = {"add_lora": add_lora, "scale_adapted": scale_adapted, "adapter_rows": adapter_rows}

@@ -50,13 +50,16 @@ class WorkerRunner:
         captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            inputs = ("token_type_ids",) * self.worker.model.uses_token_types + ("adapters",) * (own.lora is not None)
+            inputs = ("token_type_ids",) * self.worker.model.uses_token_types + ("adapters", "adapter_extras") * (
+                own.lora is not None
+            )
             self._fixed = [ShapeBucket(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
         else:
             most = ShapeBucket(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
             captured = self.worker.estimate(MaxShape(most, tiny.text.hidden_size, tiny.text.vocab_size)).buckets
         self._captured = CaptureSizes(captured)
         self.adapters: Mapping[Any, int] = {}  # request -> 1 + the slot of its adapter; others have none
+        self.extras: set[int] = set()  # slots of adapters that have more than the A and B of products
         slots = 1 + SLOTS_PER_REQUEST * MAX_STATE_REQUESTS
         self.worker.load(tiny.folder, MemoryRoom(pages, slots), self._fixed or captured, progress=False)
         torch.set_num_threads(1)  # see tiny.make
@@ -87,7 +90,11 @@ class WorkerRunner:
             host = host._replace(inputs=HostInputs(token_type_ids=np.concatenate(given, dtype=np.int32)))
         slots = [self.adapters.get(key, 0) for key, tokens in chunks.items() for _ in tokens]
         if self.worker.lora is not None and (self._fixed or any(slots)):
-            host = host._replace(inputs=host.inputs._replace(adapters=np.array(slots, np.int32)))
+            extras = [slot if slot in self.extras else 0 for slot in slots]
+            inputs = host.inputs._replace(adapters=np.array(slots, np.int32))
+            if self._fixed or any(extras):
+                inputs = inputs._replace(adapter_extras=np.array(extras, np.int32))
+            host = host._replace(inputs=inputs)
         return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
 
     def host_outputs(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:

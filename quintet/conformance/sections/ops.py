@@ -34,7 +34,7 @@ KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("em
 # ops with results made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",
-    "as_large", "keep_above", "scale_rows", "ungated_experts",
+    "as_large", "keep_above", "scale_adapted", "scale_rows", "ungated_experts",
 )  # fmt: skip
 PAIRS = ("add_lora", "norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quintet.config import EngineConfig
+from quintet.engine.encoder.alignment import FILTER_WIDTH, Aligner
 from quintet.engine.encoder.cache import EncoderCache
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.layers.decoder import ModelBase
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
+    from quintet.engine.executor.worker_group import WorkerGroup
+
+MAX_FILTER_WIDTH = 100  # far beyond Whisper's 7
 
 
 def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]) -> type[ModelBase]:
@@ -79,6 +83,37 @@ def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRu
         return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, vocab)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+
+
+def make_aligner(folder: Path, hf_config: Any, ranks: "WorkerGroup") -> Aligner | None:
+    """Makes what finds the attention of transcripts to audio; None: the model's encoder takes none. ValueError names an
+    entry of the generation config that is wrong."""
+    encoder = ranks.workers[0].encoder if ranks.workers else None
+    if encoder is None or cast(CrossEncoder, encoder.model).takes_text:
+        return None
+    layers, heads = hf_config.decoder_layers, hf_config.decoder_attention_heads
+    found = read_generation_config(folder).get("alignment_heads") or [
+        [layer, head] for layer in range(layers // 2, layers) for head in range(heads)
+    ]
+    if not isinstance(found, list) or not all(_is_head(each, layers, heads) for each in found):
+        raise ValueError(
+            f"{folder}: alignment_heads is no list of pairs of a layer below {layers} and a head below {heads}; "
+            "correct generation_config.json, or fetch the model again"
+        )
+    width = getattr(hf_config, "median_filter_width", FILTER_WIDTH)
+    if type(width) is not int or not 0 < width < MAX_FILTER_WIDTH or width % 2 == 0:
+        raise ValueError(f"{folder}: median_filter_width is {str(width)[:40]}, no odd number; correct config.json")
+    return Aligner(ranks, [(layer, head) for layer, head in found], width)
+
+
+def _is_head(pair: Any, layers: int, heads: int) -> bool:
+    """Returns whether a pair names a head of the decoder."""
+    limits = (layers, heads)
+    return (
+        isinstance(pair, list)
+        and len(pair) == len(limits)
+        and all(type(each) is int and 0 <= each < limit for each, limit in zip(pair, limits, strict=True))
+    )
 
 
 def make_encoder_cache(worker: "Worker", pool: PagePool, page_size: int) -> EncoderCache | None:

@@ -164,10 +164,14 @@ class BatchBuilder:
     def _with_adapters(self, batch: HostBatch, requests: Sequence[Request]) -> HostBatch:
         """The batch with the adapter of each token, where a request has one."""
         slots = [request.lora_slot for request in requests]
-        if not (any(slots) or self.fixed or self._always_adapters):
+        always = bool(self.fixed) or self._always_adapters
+        if not (any(slots) or always):
             return batch
-        adapters = np.array(slots, np.int32)[batch.token_to_seq]
-        return batch._replace(inputs=batch.inputs._replace(adapters=adapters))
+        inputs = batch.inputs._replace(adapters=np.array(slots, np.int32)[batch.token_to_seq])
+        extras = [request.lora_slot * (request.lora is not None and request.lora.has_extras) for request in requests]
+        if any(extras) or always:
+            inputs = inputs._replace(adapter_extras=np.array(extras, np.int32)[batch.token_to_seq])
+        return batch._replace(inputs=inputs)
 
     def _first(self, count: int) -> IntArray:
         """0, 1, ... count - 1."""
@@ -259,7 +263,7 @@ def _block_table(requests: Sequence[Request], group: int) -> IntArray:
 
 def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    named = ("embed_indices", "token_type_ids", "adapters")
+    named = ("embed_indices", "token_type_ids", "adapters", "adapter_extras")
     count, inputs = len(batch.token_ids), tuple(name for name in named if getattr(batch.inputs, name) is not None)
     # the smallest: they are in order
     bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)

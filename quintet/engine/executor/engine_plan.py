@@ -69,7 +69,8 @@ class EnginePlan:
         rows = self.sizes.row_store
         there = {"embed_indices": rows is not None, "token_type_ids": types}
         there["until"] = rows is not None and rows.whole_runs
-        return tuple(name for name, wanted in (there | {"adapters": self.config.enable_lora}).items() if wanted)
+        there |= dict.fromkeys(("adapters", "adapter_extras"), self.config.enable_lora)
+        return tuple(name for name, wanted in there.items() if wanted)
 
     @cached_property
     def encoder(self) -> SpeechInput | TextInput | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quintet.interface.platform import Mixer, Platform, State
 from quintet.interface.types import Batch, Estimate, HostBatch, IntArray, MaxShape, Outputs, ShapeBucket
+from quintet.interface.weights import Weight
 from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
@@ -18,7 +19,14 @@ from quintet.layers.lora_step import LoRASizes
 from quintet.layers.moe.expert_placement import ExpertPlacement
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.row_store import RowStoreSizes
-from quintet.model_loader.loader import ParameterLoad, distinct_parameters, load, num_bytes
+from quintet.model_loader.loader import (
+    Checkpoint,
+    ParameterLoad,
+    RandomWeights,
+    distinct_parameters,
+    load,
+    num_bytes,
+)
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry, StoreThread
 from quintet.models import model_class
@@ -122,7 +130,8 @@ class ModelPart:
         self._storing: StoreThread | None = None  # puts the weights into an automatic cache
         self._folder: Path | WeightFiles | None = None
         self._variants: Sequence[ShapeBucket] = ()
-        self._dropped = False  # the weights, by sleep()
+        self._dropped = self._is_read = False  # dropped by sleep(); and once read()
+        self.has_files_weights = True  # False: others were written over them, which no file has
         self._whole: RunStep = no_step
         self.step: RunStep = no_step
 
@@ -164,7 +173,24 @@ class ModelPart:
             self.lora.place(self.platform)
         if self.row_store is not None:
             self.row_store.place(self.platform)
-        self._dropped = False
+        self._dropped, self._is_read, self.has_files_weights = False, True, True
+
+    def checkpoint_reader(self) -> Callable[[Weight], Tensor] | None:
+        """Returns what reads weights as the checkpoint has them, in floats; None: none were read yet. ValueError if
+        the model's are other ones by now."""
+        if not self._is_read:
+            return None
+        if not self.has_files_weights:
+            raise ValueError(
+                "its factors (DoRA) depend on the model's weights, which were replaced while the engine ran, and no file "
+                "has them; write the adapter into a model with `quintet merge-lora`, or load weights from files"
+            )
+        source = RandomWeights() if self._folder is None else Checkpoint(self._folder, self.model)
+
+        def read(weight: Weight) -> Tensor:
+            return weight.local({name: source.read(name, entry) for name, entry in weight.stored.items()})
+
+        return read
 
     def finish_store(self) -> None:
         """Waits until the weights are in the cache: they are about to change, or to go."""
@@ -208,7 +234,7 @@ class ModelPart:
         self.step = failed_reload_step
         self.finish_store()
         reading.overwrite(self.platform)
-        self.step, self._folder = step, folder
+        self.step, self._folder, self.has_files_weights = step, folder, True
 
     def with_plans(self, host: HostBatch) -> HostBatch:
         """Returns the batch with the plan of each group's mixer."""

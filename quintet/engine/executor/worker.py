@@ -307,6 +307,10 @@ class Worker:
         if arrangement.states:
             self._state += self.device.allocate(arrangement.states, made.slots)
 
+    def tensors_of(self, mixer: LayerMixer) -> State:
+        """Returns the tensors of the state that a layer keeps its K and V in."""
+        return tuple(self._state[place] for place in mixer.tensor_indices)
+
     def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
         """One step of the model -> what it gives, on the device."""
         host = self._ready(host, self.main)

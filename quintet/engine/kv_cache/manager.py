@@ -308,7 +308,7 @@ def _can_read_cache(request: Request) -> bool:
     pooling = request.core_request.pooling
     if pooling is not None:
         return request.core_request.pooled_rows == LAST_TOKEN and not pooling.skip_reading_prefix_cache
-    return not request.wants_prompt_logprobs
+    return not request.wants_prompt_logprobs and request.core_request.alignment is None
 
 
 def log_stored(journal: KVEventLog, request: Request, digest: bytes, at: int, page_size: int) -> None:

@@ -59,11 +59,15 @@ def adapter_reader(config: EngineConfig, ranks: WorkerGroup, adapt_heads: AdaptH
                 "has changed since it was loaded; load it again (load_inplace), or send the request again",
             )
         adapted = adapt_heads(adapter.saved)
-        return PackedAdapter([_packed(worker, adapter, adapted.used) for worker in ranks.workers], adapted.heads)
+        packed = [_packed(worker, adapter, adapted.used) for worker in ranks.workers]
+        needs_base = any(each.magnitude is not None for each in adapter.modules.values())
+        return PackedAdapter(packed, adapted.heads, needs_base)
 
     return pack
 
 
 def _packed(worker: Worker, adapter: LoRAAdapter, in_heads: Collection[str]) -> PackedLoRA:
     assert worker.lora is not None
-    return worker.lora.pack(matrices_of(adapter, worker.model, in_heads))
+    matrices = matrices_of(adapter, worker.model, in_heads)
+    needs_base = any(each.magnitude is not None for each in matrices.values())
+    return worker.lora.pack(matrices, worker.main.checkpoint_reader() if needs_base else None)

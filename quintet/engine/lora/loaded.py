@@ -1,6 +1,6 @@
 """An adapter that requests name, while it is read, and in host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -18,6 +18,7 @@ class PackedAdapter:
 
     ranks: Sequence[PackedLoRA]  # for each rank of this process
     heads: Heads | None = None  # pooling heads in place of the model's
+    needs_base: bool = False  # its tensors depend on the model's weights, too
 
 
 class LoadedLoRA:
@@ -45,6 +46,11 @@ class LoadedLoRA:
         """The adapter, once it is ready."""
         return self.future.result()
 
+    @property
+    def has_extras(self) -> bool:
+        """True if it has more than the A and B of products; it is ready."""
+        return self.packed.ranks[0].has_extras
+
     def refused(self) -> str:
         """Returns why it cannot be served; empty if it can, or still may be."""
         return refusal_of(self.future)
@@ -53,6 +59,14 @@ class LoadedLoRA:
         """Waits until it is ready or refused, and returns refused()."""
         wait_for([self.future])
         return self.refused()
+
+    def pack_again(self, pack: Callable[[LoRAReference], PackedAdapter]) -> None:
+        """Packs it with the weights that the model has now, or refuses it; no step runs."""
+        self.future = Future()
+        try:
+            self.future.set_result(pack(self.reference))
+        except Exception as error:
+            self.future.set_exception(error)
 
     def lose_place(self) -> None:
         """Frees its tensors: it waits for a place again."""

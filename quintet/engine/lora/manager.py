@@ -9,6 +9,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from quintet.engine.executor.worker_group import WorkerGroup
@@ -19,6 +20,7 @@ from quintet.engine.step_hook import Fail, StepHook
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.lora.request import LoRAReference
+from quintet.model_loader.weight_files import WeightFiles
 
 PackAdapter = Callable[[LoRAReference], PackedAdapter]  # reads one, and packs it for each rank here
 Packed = Future[PackedAdapter]
@@ -292,6 +294,15 @@ class LoRAManager(StepHook):
                 self.forget(digest)
         for then in following:
             then()
+
+    def reload_weights(self, weights: WeightFiles | Path | None) -> None:
+        """Packs adapters again whose tensors depend on the model's weights. Requests whose adapter cannot be packed end
+        with the reason."""
+        with self._lock:
+            for adapter in list(self._known.values()):
+                if adapter.ready and adapter.packed.needs_base:
+                    adapter.pack_again(self._logged_pack)
+                    self._written = {slot: held for slot, held in self._written.items() if held != adapter.digest}
 
     def start_over(self) -> None:
         """Forgets what the device holds: it may have slept."""

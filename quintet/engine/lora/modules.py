@@ -34,18 +34,20 @@ def _with_root(name: str, model: ModelBase) -> str:
 
 def _parts(name: str, known: str, weights: LoRAWeights, model: ModelBase) -> dict[str, LoRAMatrices]:
     """A module, or the parts that the model has of it."""
-    kinds = {
-        "as an embedding": weights.embedding,
-        "by DoRA": weights.magnitude is not None,
-        "by a bias (lora_bias)": weights.bias is not None,
-    }
-    if what := next((what for what, there in kinds.items() if there), ""):
-        raise AdapterError(name, f"the adapter changes it {what}, and {MERGE}")
-    lora_b = weights.lora_b.float() * weights.scaling
+    bias = None if weights.bias is None else weights.bias.float() * weights.scaling
+    whole = LoRAMatrices(
+        weights.lora_a, weights.lora_b.float() * weights.scaling, weights.magnitude, bias, weights.embedding
+    )
     own = model.canonical(known)
-    several = model.unstacked(own, (len(lora_b), weights.lora_a.shape[1]))
+    several = model.unstacked(own, (len(whole.lora_b), weights.lora_a.shape[1]))
     if not several:
-        return {own.removesuffix(".weight"): LoRAMatrices(weights.lora_a, lora_b)}
+        return {own.removesuffix(".weight"): whole}
     if any(len(at) != 1 or not isinstance(at[0], slice) for at in several.values()):
         raise AdapterError(name, f"the adapter changes a stack of experts, and {MERGE}")
-    return {part.removesuffix(".weight"): LoRAMatrices(weights.lora_a, lora_b[at]) for part, at in several.items()}
+    return {part.removesuffix(".weight"): _rows(whole, at[0]) for part, at in several.items()}
+
+
+def _rows(whole: LoRAMatrices, rows: slice) -> LoRAMatrices:
+    """The change of some of a module's outputs."""
+    magnitude, bias = (None if each is None else each[rows] for each in (whole.magnitude, whole.bias))
+    return whole._replace(lora_b=whole.lora_b[rows], magnitude=magnitude, bias=bias)

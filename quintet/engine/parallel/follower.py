@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quintet.common.processes import REFUSED, follow_parent, read_orders
+from quintet.common.processes import REFUSED, exit_process, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
@@ -192,4 +192,4 @@ def _drop_event(name: str, kind: str, track: int | str, begin: int, end: int) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

@@ -24,6 +24,7 @@ from quintet.media.items import MediaItem
 from quintet.outputs import TokenDelta
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 
 BEAT = 0.5  # seconds between two signs of life of the engine
 FIXABLE: dict[str, type[Exception]] = {
@@ -102,6 +103,7 @@ class Asked(msgspec.Struct, array_like=True):
     lora: LoRAReference | None = None
     encoder: MediaItem | None = None
     media: tuple[MediaItem, ...] = ()
+    alignment: AlignmentSpan | None = None
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -127,6 +129,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
                 [(one.request_id, one.random_key) for one in each], each[0].open_reasoning_tokens, each[0].token_types,
                 each[0].returns_prompt_logprobs, each[0].lora, each[0].encoder, each[0].media,
+                each[0].alignment,
             )
             for each in admitted
         ]  # fmt: skip
@@ -152,6 +155,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, each.scored and index == 0, each.embeds, self.grammar,
                 self.marks, each.thought, self.pooling, self.rows, each.types, each.lora, each.encoder, each.media,
+                each.alignment,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)

@@ -289,6 +289,8 @@ class Controls:
     def _commit(self, version: str | None, keep_kv: bool) -> None:
         self._check_open()
         self._drop_incoming()
+        for worker in self._ranks.workers:
+            worker.main.has_files_weights &= self.state.draft
         self.num_updates += 1
         self.version = orders.check_version(version) or str(self.num_updates)
         self.state = UpdateState()

@@ -19,6 +19,7 @@ class CrossAttention(nn.Module):
         outputs = (sizes.output, sizes.hidden)
         self.out = row_parallel(build, queries.times(sizes.head_dim), outputs, sizes.output_bias)
         self._head_dim = sizes.head_dim
+        self.heads = range(*queries.ranges[build.rank])  # of the whole layer's, those of this rank
         self.spec = AttentionSpec(
             heads=queries.local(build.rank),
             kv_heads=keys.local(build.rank),

@@ -36,7 +36,7 @@ MIN_PAGES = 32  # columns of a recorded page table; more are powers of two, so t
 
 # inputs that our kernels read: they are copied into the recording's own
 RECORDED_INPUTS: dict[str, Any] = dict.fromkeys(
-    ("embed_indices", "adapters", "token_type_ids", "intermediate_tensors", "shared_tensors")
+    ("embed_indices", "adapters", "adapter_extras", "token_type_ids", "intermediate_tensors", "shared_tensors")
 )
 
 StepSize = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to

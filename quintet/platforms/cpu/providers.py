@@ -38,7 +38,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
-    "add_lora": ("native",),
+    **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows"), ("native",)),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from quintet import __version__
+from quintet.common.processes import DEVICE_CALL
 from quintet.distributed.exchange import MessageExchange, RankLost
 from quintet.distributed.messages import RankMessages
 from quintet.distributed.rendezvous import RendezvousTerms, join, key_of, parse_endpoint
@@ -75,7 +76,7 @@ class MultiHostCommunicator(SingleRank):
                 found.append(error)
             done.set()
 
-        threading.Thread(target=run, name="quintet-wait", daemon=True).start()
+        threading.Thread(target=run, name=DEVICE_CALL, daemon=True).start()
         while not done.wait(LOOK):
             if self.channel.aborted:
                 raise DeviceLost(self.channel.aborted)

@@ -47,6 +47,8 @@ class TPU(Platform):
             *(
                 "linear",
                 "add_lora",
+                "scale_adapted",
+                "adapter_rows",
                 "embedding",
                 "rotary",
                 "pair_rotary",

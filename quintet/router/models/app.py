@@ -55,6 +55,7 @@ class ModelsApp(RouterApp):
     """Passes on what one engine answers, by the model in the body or in the query; without one, to the first."""
 
     admin_paths: Mapping[str, str] = ADMIN
+    has_page = True
     _core: ModelsCore
 
     def __init__(self, core: ModelsCore, door: ServerConfig) -> None:

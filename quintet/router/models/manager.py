@@ -250,6 +250,7 @@ class ModelManager:
     async def _load(self, model: ManagedModel, asleep: bool) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        logger.info("%s %s", "waking" if asleep else "loading", model.name)
         try:
             if not asleep or not await self._wakes(model):
                 model.gone, model.engine = asyncio.Event(), None

@@ -44,6 +44,7 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet pull": "tests/cli/test_models_on_this_machine.py, with a hub that is not there",
     "quintet rm": "the same",
     "quintet ps": "tests/cli/test_models_commands.py, with a server of several models",
+    "quintet transcribe": "tests/cli/test_transcribe.py: it needs a Whisper model",
     "quintet verify": "tests/verification/test_verify.py: it starts two engines, and transformers",
     "quintet stop": "tests/cli/test_models_commands.py, as well",
     "quintet router": "tests/router/test_command.py, with servers of its own",
@@ -79,6 +80,7 @@ OTHERS = {  # what a line of a shell may begin with besides, and why it is not r
     ".venv/bin/python": "writes into the repository",
     "kubectl": "needs a cluster: tests/rules/test_deploy.py renders what is applied",
     "export": "a variable of that shell",
+    ".": "activates an environment in that shell",
     "torchrun": "tests/e2e/parallel/test_launched.py",
     "curl": "stands for any client: tests/server/http",
 }

@@ -39,7 +39,9 @@ def adapted(reference: Any, targets: Collection[str], folder: Path, seed: int = 
             copy.deepcopy(reference), peft.LoraConfig(target_modules=sorted(targets), task_type="CAUSAL_LM", **settings)
         )
         for name, parameter in model.named_parameters():
-            if "lora_" in name:
+            if "lora_magnitude" in name:
+                parameter.data *= 1 + 0.3 * torch.rand_like(parameter)
+            elif "lora_" in name:
                 torch.nn.init.normal_(parameter, std=0.15)
         model.save_pretrained(folder)
     return model.eval()

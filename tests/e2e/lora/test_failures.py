@@ -41,7 +41,7 @@ def break_adapter(llm: LLM, request: LoRARequest) -> None:
     pools = manager_of(llm).load(reference).packed.ranks[0].pools
     assert isinstance(pools, dict)
     last = list(pools)[-1]  # the others were written by then
-    pools[last] = (pools[last][0], torch.zeros(1, 1, 1, 1))
+    pools[last] = {**pools[last], "lora_b": torch.zeros(1, 1, 1, 1)}
 
 
 def test_an_adapter_that_cannot_be_written_ends_its_own_requests(tiny: Tiny, two: list[LoRARequest]) -> None:

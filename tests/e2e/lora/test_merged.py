@@ -14,12 +14,6 @@ from tests.helpers.checkpoints.lora import causal_lm, randomize
 
 PROMPTS = ([5, 17, 33, 2, 9], [8, 1, 30])
 SORTS: dict[str, tuple[dict[str, Any], str]] = {
-    "dora": ({"target_modules": ["q_proj", "up_proj"], "use_dora": True}, r"layers\.0\S+: the adapter .* by DoRA"),
-    "embedding": ({"target_modules": ["embed_tokens", "v_proj"]}, r"embed_tokens: the adapter .* as an embedding"),
-    "lora_bias": (
-        {"target_modules": ["q_proj", "down_proj"], "lora_bias": True},
-        r"layers\.0\S+: the adapter .* by a bias \(lora_bias\)",
-    ),
     "bias=all": ({"target_modules": ["q_proj"], "bias": "all"}, r"bias: the adapter holds it whole"),
     "bias=lora_only": (
         {"target_modules": ["q_proj"], "bias": "lora_only"},

@@ -39,7 +39,9 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def expected() -> Transcript:
     llm = AsyncLLM(str(small_whisper()), device="cpu", dtype="float32", max_model_len=64)
-    options = TranscriptionOptions(thresholds=Thresholds(temperatures=(0.5,)), sampling=FIXED)
+    options = TranscriptionOptions(
+        thresholds=Thresholds(temperatures=(0.5,)), sampling=FIXED, word_timestamps=True
+    )  # fmt: skip
     try:
         return asyncio.run(make_transcriber(llm, options).transcript(AUDIO))
     finally:
@@ -50,6 +52,18 @@ def expected() -> Transcript:
 def ai(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as made:
         yield made
+
+
+def test_openais_client_gets_the_transcribers_words(ai: openai.OpenAI, expected: Transcript) -> None:
+    answer = ai.audio.transcriptions.create(
+        model="whisper", file=FILE, response_format="verbose_json", temperature=0.5, extra_body=FIXED,
+        timestamp_granularities=["word", "segment"],
+    )  # fmt: skip
+    words = [word for segment in expected.segments for word in segment.words]
+    assert len(words) >= len(expected.segments) >= 3
+    found = [(each.word, each.start, each.end) for each in answer.words]
+    assert found == [(each.text.strip(), each.start, each.end) for each in words]
+    assert all(0 <= start <= end <= len(AUDIO) / 16_000 for _, start, end in found)
 
 
 def test_openais_client_gets_the_transcribers_segments(ai: openai.OpenAI, expected: Transcript) -> None:

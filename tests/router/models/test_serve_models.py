@@ -78,6 +78,8 @@ def test_three_models_with_room_for_two_answer_under_load_and_kills(server: Serv
     expected = {model: ask(url, model) for model in ("plain", "other", "vectors")}
     assert [status for status, _ in expected.values()] == [200, 200, 200], expected
     assert expected["plain"] != expected["other"]
+    assert f"ready: 3 models, page at {url}/, API at {url}" in server.output
+    assert "loading plain" in server.output
     asked = [rng.choice(["plain", "claude-x", "other", "vectors"]) for _ in range(16)]
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(ask, url, name, rng.random() < 0.5) for name in asked]

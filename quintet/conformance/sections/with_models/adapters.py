@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Trial, check, require
-from quintet.conformance.harness.random_adapters import merged, random_adapter
+from quintet.conformance.harness.random_adapters import merged, random_adapter, with_extras
 from quintet.conformance.harness.reference_model import Tiny
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import logits_tolerance, plain_dtype
@@ -56,9 +56,31 @@ def _merged(subject: Subject, family: str) -> None:
     _compare(runner, dtype, [tiny] * len(LENGTHS), (0,) * len(LENGTHS), "without adapters")
 
 
+@check("adapters.extras")
+def magnitudes_biases_and_embeddings(subject: Subject) -> Iterator[Trial]:
+    """Logits of an adapter that has more than A and B beside products, one that has not, and none, in one batch."""
+    family = MODELS[0]
+    yield Trial(f"{family}: magnitudes, biases and an embedding", partial(_extras, subject, family), ("lora",))
+
+
+def _extras(subject: Subject, family: str) -> None:
+    require_lora(subject)
+    tiny, dtype = variant(family, next(iter(FAMILIES[family]))), plain_dtype(subject.facts)
+    runner = subject.runner(tiny, dtype, lora=SIZES)
+    first, second = (random_adapter(tiny, seed, rank) for seed, rank in ((1, SIZES.max_rank), (2, 3)))
+    for adapters in ((with_extras(tiny, first, 4), second), (first, with_extras(tiny, second, 5))):
+        for slot, adapter in enumerate(adapters, 1):
+            _write(runner, slot, adapter)
+        references = {0: tiny, 1: merged(tiny, adapters[0]), 2: merged(tiny, adapters[1])}
+        for turn, slots in enumerate(TURNS):
+            _compare(runner, dtype, [references[slot] for slot in slots], slots, f"turn {turn + 1}")
+
+
 def _write(runner: WorkerRunner, slot: int, adapter: Mapping[str, LoRAMatrices]) -> None:
     assert runner.worker.lora is not None
-    runner.worker.lora.write(runner.worker.platform, slot - 1, runner.worker.lora.pack(adapter))
+    packed = runner.worker.lora.pack(adapter, runner.worker.main.checkpoint_reader())
+    runner.worker.lora.write(runner.worker.platform, slot - 1, packed)
+    runner.extras = runner.extras - {slot} | ({slot} if packed.has_extras else set())
 
 
 def _compare(

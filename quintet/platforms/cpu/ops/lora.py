@@ -1,11 +1,12 @@
-"""Low-rank adapters beside a product, by quintet._cpu: a token's result does not depend on the other tokens."""
+"""Adapters (LoRA) by quintet._cpu: a token's result does not depend on the other tokens."""
 
 import functools
 
 import torch
 from torch import Tensor
 
-from quintet.ops.lora import add_lora
+from quintet.ops.lora import adapter_rows, add_lora, scale_adapted
+from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import dense_operands, extension, indices, kind_of, missing
 
 Columns = tuple[tuple[int, int], ...]
@@ -84,3 +85,52 @@ def _check_adapters(x: Tensor, lora_a: Tensor, lora_b: Tensor, outputs: int) -> 
             f"x {tuple(x.shape)} {x.dtype} and {outputs} outputs; they are contiguous [S, P, R, K] and [S, R, N] in "
             "x's type"
         )
+
+
+def probe_scale() -> str | None:
+    """Checks two tokens, one of which has an adapter."""
+    if reason := missing("scale_adapted"):
+        return reason
+    y, slots = torch.tensor([[3.0], [3.0]]), torch.tensor([0, 2], dtype=torch.int32)
+    got = _scale_adapted(y, torch.tensor([[9.0], [2.0]]), torch.tensor([[9.0], [1.0]]), slots).tolist()
+    return None if got == [[3.0], [7.0]] else f"two tokens gave {got}, not [[3], [7]]"
+
+
+@scale_adapted.provide("native", probe_scale)
+def _scale_adapted(y: Tensor, gains: Tensor, offsets: Tensor, slots: Tensor) -> Tensor:
+    """ValueError for shapes or types that do not fit. y is overwritten, as add_lora() does; slots are read anew when a
+    recorded call is replayed."""
+    tokens, outputs = y.shape
+    for what, each in (("gains", gains), ("offsets", offsets)):
+        if each.shape != (len(gains), outputs) or each.dtype != torch.float32 or not each.is_contiguous():
+            raise ValueError(
+                f"{what} {tuple(each.shape)} {each.dtype} do not fit y {tuple(y.shape)}; they are contiguous float32 "
+                "[S, N]"
+            )
+    if slots.shape != (tokens,):
+        raise ValueError(f"slots {tuple(slots.shape)} do not fit {tokens} tokens")
+    y, _ = dense_operands(y, None, outputs)
+    extension().scale_adapted(
+        kind_of(y.dtype), y.data_ptr(), y.stride(0), gains.data_ptr(), offsets.data_ptr(), indices(slots), tokens,
+        outputs, len(gains),
+    )  # fmt: skip
+    return y
+
+
+def probe_rows() -> str | None:
+    """Checks three tokens: of the second adapter, of none, and of an id that a table has not."""
+    if reason := missing("adapter_rows"):
+        return reason
+    ids, slots = (torch.tensor(each, dtype=torch.int32) for each in ([5, 5, 9], [2, 0, 1]))
+    got = _adapter_rows(ids, slots, 2, 3, 4).tolist()
+    return None if got == [4, -1, -1] else f"three tokens gave rows {got}, not [4, -1, -1]"
+
+
+@adapter_rows.provide("native", probe_rows)
+def _adapter_rows(ids: Tensor, slots: Tensor, adapters: int, rows: int, first: int) -> Tensor:
+    """ValueError where ids and slots do not fit; both are read anew when a recorded call is replayed."""
+    if ids.shape != slots.shape or ids.dim() != 1:
+        raise ValueError(f"ids {tuple(ids.shape)} and slots {tuple(slots.shape)} do not fit; both are [T]")
+    out = empty((len(ids),), torch.int32)
+    extension().adapter_rows(out.data_ptr(), indices(ids), indices(slots), len(ids), adapters, rows, first)
+    return out

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a product in JAX."""
+"""Adapters (LoRA) in JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -33,3 +33,18 @@ def add_lora(  # the op's
         pieces.append(y[:, start : start + width].astype(jnp.float32) + added)
         start += width
     return jnp.where((slots > 0)[:, None], jnp.concatenate(pieces, axis=1).astype(y.dtype), y)
+
+
+@serve(spec.scale_adapted)
+def scale_adapted(y: jax.Array, gains: jax.Array, offsets: jax.Array, slots: jax.Array) -> jax.Array:
+    """See the specification."""
+    adapter = jnp.maximum(slots - 1, 0)
+    gain, offset = (jnp.take(each, adapter, axis=0, mode="clip") for each in (gains, offsets))
+    return jnp.where((slots > 0)[:, None], (y.astype(jnp.float32) * gain + offset).astype(y.dtype), y)
+
+
+@serve(spec.adapter_rows, static=("adapters", "rows", "first"))
+def adapter_rows(ids: jax.Array, slots: jax.Array, adapters: int, rows: int, first: int) -> jax.Array:
+    """See the specification."""
+    there = (slots > 0) & (slots <= adapters) & (ids >= first) & (ids < first + rows)
+    return jnp.where(there, (slots - 1) * rows + ids - first, -1)

@@ -109,12 +109,12 @@ def _write_data_url(url: str | None, file: BinaryIO) -> None:
 
 def options_of(body: SpeechBody, task: str) -> TranscriptionOptions:
     """Returns the options of a request. ApiError 400 for what cannot be done."""
-    if "word" in (getattr(body, "timestamp_granularities", None) or ()):
-        raise invalid_field(
-            "timestamp_granularities", "has 'word': times of words are not there yet; ask for 'segment', with "
-            "response_format verbose_json",
-        )  # fmt: skip
     shape = body.response_format or "json"
+    words = "word" in (getattr(body, "timestamp_granularities", None) or ())
+    if words and shape != "verbose_json":
+        raise invalid_field(
+            "timestamp_granularities", f"has 'word', and {shape} has no words; ask for response_format verbose_json"
+        )
     if body.stream and shape not in ("json", "text"):
         raise invalid_field("response_format", f"{shape} is not streamed; set stream to false, or ask for json")
     if (target := (body.to_language or "").strip()) and not _serves(target, body, task):
@@ -127,8 +127,9 @@ def options_of(body: SpeechBody, task: str) -> TranscriptionOptions:
     if body.max_completion_tokens is not None:
         sampling["max_tokens"] = body.max_completion_tokens
     return TranscriptionOptions(
-        task, body.language or None, body.prompt or "", bool(body.condition_on_previous_text), thresholds, sampling
-    )
+        task, body.language or None, body.prompt or "", bool(body.condition_on_previous_text), words, thresholds,
+        sampling,
+    )  # fmt: skip
 
 
 def _serves(target: str, body: SpeechBody, task: str) -> bool:

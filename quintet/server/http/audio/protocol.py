@@ -79,8 +79,8 @@ class TranscriptionRequest(SpeechBody):
     """Body of /v1/audio/transcriptions."""
 
     timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
-        None, max_length=2, description="segment: verbose_json has those in any case; word is refused",
-    )  # fmt: skip
+        None, max_length=2, description="of verbose_json: segment, which it has in any case, and word"
+    )
 
 
 class TranslationRequest(SpeechBody):
@@ -108,6 +108,14 @@ class TranscriptSegment(msgspec.Struct):
     no_speech_prob: float
 
 
+class TranscriptWord(msgspec.Struct):
+    """Word of verbose_json with its punctuation, and its place in the audio, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class TranscriptionAnswer(msgspec.Struct, kw_only=True):
     """Answer as json; the fields from `task` on are those of verbose_json."""
 
@@ -117,6 +125,7 @@ class TranscriptionAnswer(msgspec.Struct, kw_only=True):
     language: str | UnsetType = UNSET
     duration: float | UnsetType = UNSET
     segments: list[TranscriptSegment] | UnsetType = UNSET
+    words: list[TranscriptWord] | UnsetType = UNSET
 
 
 class TranscriptEvent(msgspec.Struct, kw_only=True):

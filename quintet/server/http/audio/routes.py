@@ -116,7 +116,8 @@ class _Transcription:
         if self.shape == "json":
             return encode(TranscriptionAnswer(text=text, usage=self._usage()))
         language = transcript.language or UNKNOWN
-        facts = to_verbose_json(transcript.segments, self.options.task, language, transcript.seconds)
+        words = self.options.word_timestamps
+        facts = to_verbose_json(transcript.segments, self.options.task, language, transcript.seconds, words)
         return encode(msgspec.convert({**facts, "usage": {"type": "duration", "seconds": self._usage().seconds}},
                                       TranscriptionAnswer))  # fmt: skip
 

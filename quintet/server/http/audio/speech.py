@@ -1,21 +1,27 @@
 """The served model as one that transcribes, and the requests of one transcription as parts of one API call."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prompts import Prompt
-from quintet.chat.speech import AudioPrompts
+from quintet.chat.speech import AudioPrompts, aligning_params
 from quintet.media.audio.resample import Samples
-from quintet.outputs import CompletionOutput
+from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.usage import usage_of
+from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.model import SpeechModel
 from quintet.transcription.transcriber import WINDOWS_AT_ONCE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def need_speech(service: AppState) -> SpeechModel:
@@ -55,10 +61,19 @@ class CallEngine:
 
     async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
         """As SpeechEngine.generate. Raises what ends the call, and ApiError if the request fails."""
+        return (await self._output(await self._prompts.make(prompt, samples), params)).outputs[0]
+
+    async def align(self, samples: Samples, tokens: Sequence[int], span: AlignmentSpan) -> "NDArray[np.float32]":
+        """As SpeechEngine.align. Raises as generate()."""
+        output = await self._output(await self._prompts.make(tokens, samples, span), aligning_params())
+        assert output.pooled is not None, "an engine with an encoder of audio aligns"
+        return output.pooled
+
+    async def _output(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        ask = PromptRequest(await self._prompts.make(prompt, samples), params, self._priority)
+        ask = PromptRequest(prompt, params, self._priority)
         number, self._number = self._number, self._number + 1
         self._usage.count_prompts([ask])
         output = await self._call.answer(ask)
         self._usage.count_output(number, output)
-        return output.outputs[0]
+        return output

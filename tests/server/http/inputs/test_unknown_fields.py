@@ -21,6 +21,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": "x", "max_token": 1}, "max_token (did you mean max_tokens?)"),
     ("/v1/completions", {"prompt": "x", "qqqq": {"secret": 1}}, "qqqq"),
     ("/v1/chat/completions", chat(temprature=0), "temprature (did you mean temperature?)"),
+    ("/v1/chat/completions", chat(features={"web_search": False}), "features"),
     ("/v1/chat/completions", chat(stream=True, stream_options={"zzzz": 1}), "stream_options.zzzz"),
     ("/v1/chat/completions", chat(chat_template_kwargs={"qqqq": 1}), "chat_template_kwargs.qqqq"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "zzzz": 1}]}, "messages[0].zzzz"),
