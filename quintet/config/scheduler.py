@@ -29,7 +29,7 @@ class SchedulingOptions:
     prefill_tokens_beside_decode: int | None = option(
         None, optional(count(0)), "most prompt tokens of a step in which at least as many requests decode as wait for "
         "their prompts, so that a stream does not stop for a prompt (twice the requests that decode, if those are "
-        "more); 0: no limit; on the CPU 8 for each thread, 16 to 256, if not given, else no limit",
+        "more), which comes later itself; no limit, if not given, or 0",
         group="scheduling", metavar="TOKENS",
     )  # fmt: skip
     stream_interval: int = option(

@@ -362,13 +362,9 @@ class EngineCall:
 
 def _output_bytes(output: RequestOutput) -> int:
     """Returns about how many bytes an output takes while it waits."""
-    return sum(
-        _OUTPUT
-        + len(each.text)
-        + _LOGPROB * sum(map(len, each.logprobs or ()))
-        + (0 if each.routed_experts is None else each.routed_experts.nbytes)
-        for each in output.outputs
-    )
+    experts = sum(each.routed_experts.nbytes for each in output.outputs if each.routed_experts is not None)
+    texts = sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
+    return texts + experts
 
 
 def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
