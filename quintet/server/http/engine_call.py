@@ -362,13 +362,9 @@ class EngineCall:
 
 def _output_bytes(output: RequestOutput) -> int:
     """Returns about how many bytes an output takes while it waits."""
-    return sum(
-        _OUTPUT
-        + len(each.text)
-        + _LOGPROB * sum(map(len, each.logprobs or ()))
-        + (0 if each.routed_experts is None else each.routed_experts.nbytes)
-        for each in output.outputs
-    )
+    scored = sum(map(len, (at for each in output.outputs for at in each.logprobs or ())))
+    experts = sum(each.routed_experts.nbytes for each in output.outputs if each.routed_experts is not None)
+    return sum(_OUTPUT + len(each.text) for each in output.outputs) + _LOGPROB * scored + experts
 
 
 def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
@@ -383,8 +379,7 @@ def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -
         completions, tokens = completions + params.n, tokens + prompt.num_tokens
         if pooling is not None:
             logprobs += _num_values(pooling, served, length) // NUMBERS_PER_LOGPROB + 1
-        if served.expert_bytes and pooling is None:
-            logprobs += params.n * (length + most) * served.expert_bytes // _LOGPROB + 1
+        logprobs += params.n * (length + most) * served.expert_bytes // _LOGPROB  # 0 unless they are returned
         logprobs += params.n * (of_output + _num_logprobs(params.prompt_logprobs, served) * length)
     if asks and asks[0].pooling is not None:
         completions = min(completions, MAX_TEXTS)
