@@ -38,14 +38,16 @@ class Swaps:
         engine = llm._client.engine
         assert isinstance(engine, Engine) and engine.lora is not None
         self.seconds: list[float] = []
+        self.all_cpu: list[float] = []  # of the step's thread: what other processes do is no part of it
         self._manager, self._write = engine.lora, engine.lora.before_launch
         engine.lora.before_launch = self._timed  # type: ignore[method-assign]
 
     def _timed(self, plan: Any, fail: Any) -> None:
-        before, start = dict(self._manager._written), time.perf_counter()
+        before, start, cpu = dict(self._manager._written), time.perf_counter(), time.thread_time()
         self._write(plan, fail)
         if self._manager._written != before:
             self.seconds.append(time.perf_counter() - start)
+            self.all_cpu.append(time.thread_time() - cpu)
 
 
 class Stream:
@@ -118,7 +120,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     swaps.setdefault(kind, []).extend(watch.seconds)
         nbytes = sum(each.stat().st_size for each in Path(own.lora_path).iterdir())
     llm.close()
-    return report(arguments, load, nbytes, (gaps, longest, swaps))
+    found = report(arguments, load, nbytes, (gaps, longest, swaps))
+    return found | {"swap_cpu_ms": spread(watch.all_cpu)}
 
 
 def touch(folder: Path) -> None:

@@ -42,6 +42,7 @@ from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
 from quintet_tools.checkpoints.tiny import EVERY, configured
+from scripts.reference_pages import media_wrappers
 from scripts.reference_pages.gguf_table import gguf_table, published_table
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +70,10 @@ ALSO = {
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
+    "glm4v_text": "text of GLM-4.1V and GLM-4.6V-Flash",
+    "glm4v_moe_text": "text of GLM-4.5V and GLM-4.6V",
+    "glm_ocr_text": "text of GLM-OCR",
+    "paddleocr_vl_text": "text of PaddleOCR-VL",
     "gte": "Snowflake Arctic Embed M v2.0",
     "jina_bert": "`config.json` says `bert`",
     "new": "GTE v1.5 and multilingual, as published",
@@ -95,6 +100,10 @@ HIDDEN = "hidden states"
 WRAPPED = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
+    "paddleocr_vl_text": "ernie4_5",
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
     "qwen2_5_omni_text": "qwen2",
@@ -109,6 +118,29 @@ WRAPPED = {
 # wrappers whose media are served -> which models those are
 WITH_MEDIA = {
     "gemma3": "Gemma 3 from 4B on",
+    "aya_vision": "Aya Vision",
+    "colqwen2": "ColQwen2: vectors of each token, of pages and of queries, for late interaction",
+    "cohere2_vision": "Command A Vision",
+    "deepseek_vl": "DeepSeek-VL 1.3B",
+    "deepseek_vl_hybrid": "DeepSeek-VL 7B, which has two towers",
+    "exaone4_5": "EXAONE 4.5",
+    "glm46v": "GLM-4.6V-Flash",
+    "glm4v": "GLM-4.1V",
+    "glm4v_moe": "GLM-4.5V",
+    "glm_ocr": "GLM-OCR",
+    "got_ocr2": "GOT-OCR 2; one page an image",
+    "hyperclovax_vision_v2": "HyperCLOVA X SEED Think with vision",
+    "idefics2": "Idefics 2",
+    "janus": "Janus, Janus-Pro: images in, and text out",
+    "kimi_k25": "Kimi K2.5",
+    "lfm2_vl": "LFM2-VL",
+    "lighton_ocr": "LightOnOCR",
+    "llama4": "Llama 4 Scout and Maverick",
+    "llava_next_video": "LLaVA-NeXT-Video",
+    "paddleocr_vl": "PaddleOCR-VL",
+    "qianfan_ocr": "Qianfan-OCR",
+    "video_llama_3": "VideoLLaMA 3",
+    "vipllava": "ViP-LLaVA",
     "idefics3": "Idefics 3; an image is cut into tiles, with tokens between their rows",
     "internvl": "InternVL 2.5, 3 and 3.5 as transformers stores them (`-hf`)",
     "llava": "LLaVA 1.5, and Pixtral as transformers stores it",
@@ -366,8 +398,9 @@ checkpoint was run here, and no GPU: the towers compute by torch there, too, whi
 |---|---|---|
 """
 AFTER_MEDIA = """
-- Others are refused by name, and their text runs. `paligemma`: {until}. Every other wrapper: it was not
-  tried with media. Ultravox has no class in transformers, and does not load.
+- Others are refused by name, and their text runs. `paligemma`: {until}. All wrappers of
+  transformers, and why: [media-wrappers.md](media-wrappers.md). Ultravox has no class in transformers, and
+  does not load.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
   head, in a GGUF file, with `load_format` `sharded_state`, and Qwen3-VL in pipeline stages.
 - Memory: rows of media stand on the device, `hidden_size` numbers of the model's type for each token of an item
@@ -459,4 +492,5 @@ its config, and `quintet conformance` compares it with the `reference_class`.
 
 if __name__ == "__main__":
     (ROOT / FILE).write_text(page(), encoding="utf-8")
-    print(FILE)
+    (ROOT / media_wrappers.FILE).write_text(media_wrappers.page(), encoding="utf-8")
+    print(FILE, media_wrappers.FILE)

@@ -26,6 +26,12 @@ class SchedulingOptions:
         None, optional(count()), "how many of those may be long: shorter ones then go before other long ones; 1 if "
         "max_num_partial_prefills is more than 1, else any number", group="scheduling", metavar="REQUESTS",
     )  # fmt: skip
+    prefill_tokens_beside_decode: int | None = option(
+        None, optional(count(0)), "most prompt tokens of a step in which at least as many requests decode as wait for "
+        "their prompts, so that a stream does not stop for a prompt (twice the requests that decode, if those are "
+        "more); 0: no limit; on the CPU 8 for each thread, 16 to 256, if not given, else no limit",
+        group="scheduling", metavar="TOKENS",
+    )  # fmt: skip
     stream_interval: int = option(
         1, count(), "tokens from one output of a stream to the next; the first comes at once", group="scheduling",
         metavar="TOKENS",
@@ -36,7 +42,10 @@ class SchedulingOptions:
 
     def _check(self) -> None:
         partial, long = self.max_num_partial_prefills, self.max_long_partial_prefills
-        for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills"):
+        for name in (
+            "long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills",
+            "prefill_tokens_beside_decode",
+        ):  # fmt: skip
             if getattr(self, name) and not self.enable_chunked_prefill:
                 raise ValueError(
                     f"{name} says how prompts are cut, and enable_chunked_prefill=False cuts none; leave it out"

@@ -70,6 +70,7 @@ CLAUSES = {
     "adapters.rows": "A platform that serves adapters writes the rows that Weight.rows names, and leaves all others.",
     "adapters.merged": "A request with an adapter gives the logits of the model that the adapter is merged into, "
     "whichever adapters are beside it in the batch, and whatever is written over these.",
+    "adapters.extras": "The same for magnitudes (DoRA), biases, and changes of the token embedding.",
     # oracle
     "oracle.equal": "Alone, batched, chunked, cached, preempted: a request's tokens are the reference's.",
     "oracle.invariant": "A platform that declares batch invariance gives the same bits, whatever else is in the batch.",

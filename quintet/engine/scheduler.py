@@ -50,6 +50,7 @@ class Scheduler:
         self.max_num_drafts: Final = max_num_drafts  # of a request in a step
         self.last_order = sys.maxsize  # of the requests that may start: those after it wait while a pause begins
         self._longest = limits.long_prefill_threshold or sys.maxsize  # chunk of a prompt
+        self._prompt_stop = sys.maxsize  # tokens of a step after which it takes no more of prompts
         self._limits_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
         self._key: Callable[[Request], SortKey] = _by_priority if limits.by_priority else _by_order
 
@@ -93,6 +94,8 @@ class Scheduler:
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         if self.max_num_drafts:
             self._take_drafts(decodes)
+        tokens, prompts = sum(len(r.token_ids) - r.num_computed for r in decodes), len(prefills) + len(self.waiting)
+        self._prompt_stop = tokens + self.limits.prompt_tokens_beside(len(decodes), prompts)
         for requests, size in ((decodes, self._token_budget), (prefills, self._chunk_size)):
             for request in requests:
                 if plan.preempted and request not in self.running:
@@ -145,9 +148,8 @@ class Scheduler:
         """True if there are free pages for the next tokens of all running requests, without preemption."""
         most, free = self.limits.max_num_batched_tokens, self.pool.num_free
         groups = len(self.kv_cache_manager.groups)
-        if free >= groups * (
-            len(self.running) + most // self.kv_cache_manager.page_size
-        ):  # each begins a page, and fills others
+        begun = len(self.running) + most // self.kv_cache_manager.page_size  # each begins a page, and fills others
+        if free >= groups * begun:
             return True
         ends = [(request, min(len(request.token_ids), request.num_computed + most)) for request in self.running]
         return sum(missing_pages(request, end, self.kv_cache_manager.page_size) for request, end in ends) <= free
@@ -169,11 +171,11 @@ class Scheduler:
     def _chunk_size(self, request: Request, plan: StepPlan, start: int) -> int:
         """The same for a prompt; a step may have to compute less of it."""
         count = min(self._token_budget(request, plan, start), self._longest)
-        return (
-            self.kv_cache_manager.align_step_end(request, start, start + count) - start
-            if self.limits.chunked_prefill
-            else count
-        )
+        if not self.limits.chunked_prefill:
+            return count
+        room, align = max(0, self._prompt_stop - plan.num_tokens), self.kv_cache_manager.align_step_end
+        end = align(request, start, start + min(count, room))
+        return (align(request, start, start + count) if end == start and room else end) - start  # a run may be longer
 
     def _allocate(self, request: Request, plan: StepPlan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
@@ -350,9 +352,7 @@ class Scheduler:
                 full = min(request.num_computed, request.num_known) // self.kv_cache_manager.page_size
                 self._commit_pages(request, plan, full)
                 self.kv_cache_manager.cache_state(request)
-        plan.late_commits = [
-            request for request in plan.late_commits if request.num_drafts
-        ]  # this very step draws theirs
+        plan.late_commits = [r for r in plan.late_commits if r.num_drafts]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Nothing in the cache can be relied on, and after Ctrl-C not even this bookkeeping: it is made anew. All

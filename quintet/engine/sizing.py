@@ -35,6 +35,7 @@ def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
         max_partial_prefills=config.max_num_partial_prefills,
         max_long_prefills=config.max_long_partial_prefills or (1 if several else None),
         num_stages=config.pipeline_parallel_size,
+        prefill_tokens_beside_decode=config.prefill_tokens_beside_decode or 0,
     )
 
 

@@ -23,9 +23,17 @@ class SchedulerLimits:
     max_long_prefills: int | None = None  # of which are long
     # steps that run one behind the other, in stages: each takes its part of the requests that decode
     num_stages: int = 1
+    prefill_tokens_beside_decode: int = 0  # of prompts, in a step in which as many requests decode; 0: no limit
 
     def is_long(self, request: Request) -> bool:
         return 0 < self.long_prefill_threshold < request.num_prompt
+
+    def prompt_tokens_beside(self, decodes: int, prompts: int) -> int:
+        """Returns how many tokens of so many prompts a step computes where so many requests decode: few, so that
+        streams do not wait for a prompt; but where prompts are more, it is they that wait."""
+        if not self.prefill_tokens_beside_decode or decodes < max(1, prompts):
+            return self.max_num_batched_tokens
+        return max(self.prefill_tokens_beside_decode, 2 * decodes)
 
 
 @dataclass

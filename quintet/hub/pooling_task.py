@@ -28,6 +28,7 @@ TASKS_BY_CLASS = {
     "ForPreTraining": "embed",
     "ForTextEncoding": "embed",
     "ColBERT": "embed",
+    "ColQwen2ForRetrieval": "embed",
     "ModernBert": "embed",
     "Model": "embed",
 }
@@ -37,6 +38,7 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     *("use_sep_token", "task"),
 )
+LATE_INTERACTION = ("ColQwen2ForRetrieval",)  # of pictures
 SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
@@ -63,7 +65,7 @@ class Pooling:
     chunked: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
     token_heads: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
-    projects_tokens: bool = False  # ColBERT: linear.weight among the model's tensors
+    projects_tokens: bool = False  # ColBERT: its projection among the model's tensors
     truncates_left: bool = False  # longer texts lose their beginning
     sentence: SentenceTransformersConfig = SentenceTransformersConfig()
 
@@ -105,7 +107,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     sentence = SentenceTransformersConfig() if read is None else read(folder)
     if encoder and not has_modules(folder):
         sentence = replace(sentence, settings=SentenceSettings(max_length=tokenizer_length(folder)))
-    projects_tokens = convert == "embed" and any("ColBERT" in name for name in names) and not sentence.modules
+    late = any("ColBERT" in name or name in LATE_INTERACTION for name in names)
+    projects_tokens = convert == "embed" and late and not sentence.modules
     if projects_tokens:
         sentence = replace(sentence, pools_tokens=True, normalize=True)
     asked = config.pooler_config or PoolerConfig()

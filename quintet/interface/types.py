@@ -78,7 +78,7 @@ class Inputs(NamedTuple):
     embed_indices: Tensor | None = None  # [T]    the row of the row store in the place of a token's embedding; -1: none
     rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    1 + the place of a token's adapter (LoRA) in the pools, 0: none
-    # [T]    the same of tokens whose adapter has more than A and B of products (magnitudes, biases, an embedding); else 0
+    # [T]    the same of adapters that have more than A and B of products (magnitudes, biases, an embedding); else 0
     adapter_extras: Tensor | None = None
     token_type_ids: Tensor | None = None  # [T]    segment ids
     # [T]    the last position that a token sees, where it sees some after its own; -1: none. Only where "until" is in

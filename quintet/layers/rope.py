@@ -124,19 +124,20 @@ class PositionScaling(Layer):
         return grown.reshape(q.shape)
 
 
-# text models that take turns among the three positions, frequency by frequency, and their sections where config.json
-# has none
+# sections of the frequencies of text models with three positions, where config.json has none; those of the first take
+# turns among the positions, frequency by frequency
 _ALTERNATING = {
     "qwen3_vl_text": (24, 20, 20), "qwen3_vl_moe_text": (24, 20, 20), "qwen3_5_text": (11, 11, 10),
     "qwen3_5_moe_text": (11, 11, 10),
 }  # fmt: skip
+_SECTIONS = {**_ALTERNATING, **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm_ocr_text"), (8, 12, 12))}
 
 
 def multimodal_axes(model_type: str, parameters: Parameters, count: int) -> tuple[int, ...]:
     """Returns which of three positions of a token (time, height, width) turns each of `count` frequencies; empty where
     a token has one position."""
     alternating = model_type in _ALTERNATING
-    sections = parameters.get("mrope_section") or _ALTERNATING.get(model_type)
+    sections = parameters.get("mrope_section") or _SECTIONS.get(model_type)
     if not sections or len(sections) != 3:
         return ()
     if alternating:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 
@@ -14,6 +15,9 @@ class KindFacts:
     method: str = "get_image_features"  # of the wrapper; "": it has none, and models/transformers/tower.py does
     token: str = "image_token_id"  # entry of config.json: the token in whose places rows stand
     placeholder: str = "<image>"  # of an item, in a text that a chat template without parts is given
+    attribute: str = (
+        ""  # of the processor: what stands for an item in a text; "": image_token, video_token, audio_token
+    )
     renamed: Mapping[str, str] = field(default_factory=dict)  # field -> argument, where the names differ
     nested: bool = False  # the fields' first axis is of prompts, and the second of pictures or their tiles
     joined: bool = False  # the first two axes, of videos and frames, are one for the encoder
@@ -28,6 +32,7 @@ class MediaFamily:
     """Facts about the media of a wrapper, by its model_type."""
 
     kinds: Mapping[str, KindFacts]
+    part: str = ""  # entry of the config with the wrapper that has the encoders; "": the config itself is it
     # the model reads a prompt's only picture in another way than one of several (more tiles), and takes the number of
     # them as batch_num_images
     counts_pictures: bool = False
@@ -36,9 +41,9 @@ class MediaFamily:
     bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
 
 
-def _images(*names: str, placeholder: str = "<image>", nested: bool = False) -> dict[str, KindFacts]:
-    """Facts of a wrapper's images."""
-    return {IMAGE: KindFacts(names, placeholder=placeholder, nested=nested)}
+def _images(*names: str, **facts: Any) -> dict[str, KindFacts]:
+    """Facts of a wrapper's images. `facts`: of KindFacts."""
+    return {IMAGE: KindFacts(names, **facts)}
 
 
 _SIZED = ("pixel_values", "image_sizes")
@@ -53,6 +58,11 @@ def _qwen(processor: str, *timing: str) -> dict[str, KindFacts]:
         **_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)),
         VIDEO: KindFacts(names, "get_video_features", "video_token_id", word, processor=processor, timing=timing),
     }
+
+
+def _glm() -> dict[str, KindFacts]:
+    """Facts of GLM's wrappers."""
+    return _images("pixel_values", "image_grid_thw", placeholder="<|begin_of_image|><|image|><|end_of_image|>")
 
 
 _QWEN2_VIDEOS = "qwen2_vl.Qwen2VLVideoProcessor"
@@ -76,6 +86,8 @@ FAMILIES = {
     "qwen3_vl_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True, deepstack=True),
     "qwen3_5": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
     "qwen3_5_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
+    # its forward() gives the text model no positions but 0, 1, ...
+    "colqwen2": MediaFamily(_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)), "vlm_config"),
     "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
     "smolvlm": MediaFamily({
         **_images(*_MASKED, nested=True),
@@ -90,6 +102,50 @@ FAMILIES = {
             joined=True, even=True, processor="internvl.InternVLVideoProcessor",
         ),
     }),
+    "aya_vision": MediaFamily(_images("pixel_values")),
+    "cohere2_vision": MediaFamily(_images("pixel_values", processor="cohere2_vision.Cohere2VisionImageProcessor")),
+    "lighton_ocr": MediaFamily(_images(*_SIZED, placeholder="<|image_pad|>")),
+    "vipllava": MediaFamily(_images("pixel_values")),
+    "llava_next_video": MediaFamily({
+        **_images(*_SIZED),
+        VIDEO: KindFacts(
+            ("pixel_values_videos",), "get_video_features", "video_token_id", "<video>",
+            processor="llava_next_video.LlavaNextVideoVideoProcessor",
+        ),
+    }),
+    "got_ocr2": MediaFamily(_images("pixel_values", placeholder="<img><imgpad></img>")),
+    "qianfan_ocr": MediaFamily(_images("pixel_values", attribute="image_placeholder_token")),
+    "idefics2": MediaFamily(_images(*_MASKED, nested=True)),
+    "deepseek_vl": MediaFamily(_images("pixel_values", placeholder="<image_placeholder>")),
+    "janus": MediaFamily(_images("pixel_values", placeholder="<image_placeholder>")),
+    "exaone4_5": MediaFamily(_qwen(_QWEN2_VIDEOS)),
+    "hyperclovax_vision_v2": MediaFamily(_qwen(_QWEN2_VIDEOS)),
+    "video_llama_3": MediaFamily(
+        _images("pixel_values", "image_grid_thw", "image_merge_sizes", placeholder="<|image_pad|>")
+    ),
+    "lfm2_vl": MediaFamily(
+        _images(
+            "pixel_values", "spatial_shapes", "pixel_attention_mask", processor="lfm2_vl.Lfm2VlImageProcessor"
+        ),
+    ),
+    "llama4": MediaFamily(
+        _images("pixel_values", method="", placeholder="<|image|>", processor="llama4.Llama4ImageProcessor")
+    ),
+    "deepseek_vl_hybrid": MediaFamily(
+        _images("pixel_values", "high_res_pixel_values", placeholder="<image_placeholder>")
+    ),
+    "kimi_k25": MediaFamily(
+        _images("pixel_values", "image_grid_thw", placeholder="<|media_begin|>image<|media_content|><|media_pad|>"
+                "<|media_end|>", processor="kimi_k25.Kimi_K25ImageProcessor"),
+    ),
+    "glm4v": MediaFamily(_glm(), rotary=True),
+    "glm4v_moe": MediaFamily(_glm(), rotary=True),
+    "glm46v": MediaFamily(_glm(), rotary=True),
+    "glm_ocr": MediaFamily(_glm(), rotary=True),
+    "paddleocr_vl": MediaFamily(
+        _images("pixel_values", "image_grid_thw", placeholder="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
+        rotary=True,
+    ),
     "qwen2_audio": MediaFamily({
         AUDIO: KindFacts(
             ("input_features", "attention_mask"), "", "audio_token_id", "<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -101,8 +157,22 @@ FAMILIES = {
     }),
 }  # fmt: skip
 # wrappers that transformers has, whose media are refused -> why
+_TIMM = "its tower is built by the package timm, with which nothing was tried here"
+_PARTS = "its config has the parts of a model that speaks, and media of its thinker were not tried"
 REFUSED = {
     "paligemma": "its text model lets all tokens of a prompt see one another, which is not computed here",
+    "ovis2": "tokens around a picture have embeddings of its encoder's, too, which have no place here",
+    "fuyu": "pixels go into its text model through one product, and it has no encoder",
+    "florence2": "its encoder reads pictures beside text, which encoders here do not",
+    "gemma3n": _TIMM,
+    "fast_vlm": _TIMM,
+    "perception_lm": _TIMM,
+    "qwen2_5_omni": _PARTS,
+    "qwen3_omni_moe": _PARTS,
+    "granite_speech": "a LoRA adapter of its text model is on where a prompt has sound, and off where it has none",
+    "granite_speech_plus": "a LoRA adapter of its text model is on where a prompt has sound, and off where it has none",
+    "mllama": "layers of its text model attend to pictures beside the text",
+    "minicpmv4_6": "its processor counts pictures in the prompt, and writes their numbers",
 }
 
 
@@ -118,11 +188,19 @@ class MediaModel:
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound
     max_run: int = 0  # of tokens of one picture side by side, where they see one another; 0: no bound
     cache_bytes: int = 0  # of what processed media may take, in each process
+    # numbers of a row of its encoder; 0: callers cannot give rows, since the text model needs more than them
+    rows_width: int = 0
 
     @property
     def family(self) -> MediaFamily:
         """Facts about the model_type."""
         return FAMILIES[self.model_type]
+
+
+def encoding_part(whole: Any) -> Any:
+    """Returns the config of the wrapper with the encoders: of a model, or of a part of it."""
+    family = FAMILIES.get(whole.model_type)
+    return whole if family is None or not family.part else getattr(whole, family.part)
 
 
 def why_no_media(model_type: str) -> str:

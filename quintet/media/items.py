@@ -39,6 +39,10 @@ class DecodedMedia:
     rate: float = 0.0  # AUDIO: samples a second; VIDEO: frames a second of `data`
     uuid: str = ""  # the caller's name for it, which stands for its content; "": the content speaks
     times: VideoTimes | None = None  # VIDEO: None: `data` is all of it, at `rate`
+    is_rows: bool = False  # `data` is what an encoder would give, float32 [rows, H] (image_embeds, audio_embeds)
+
+
+ROWS = "rows"  # field of an item that an encoder need not see: its rows
 
 
 @dataclass(frozen=True)

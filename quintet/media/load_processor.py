@@ -1,6 +1,7 @@
 """Loads a model's processor from its folder.
 
-Without torchvision, images are processed by Pillow and NumPy, and videos by transformers' code on torch's functions.
+Without torchvision, images are processed by Pillow and NumPy, and videos, and images of models that have no such
+processor, by transformers' code on torch's functions.
 """
 
 import importlib.util
@@ -14,10 +15,12 @@ from quintet.media.families import MediaModel
 from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 from quintet.media.processing import LONGEST, HFMediaProcessor
 from quintet.media.processors.parts import ATTRIBUTES
-from quintet.media.processors.videos import load_video_processor
+from quintet.media.processors.tensor_parts import load_tensor_part
 from quintet.media.processors.voxtral import load_voxtral
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
+# wrappers whose own processor takes no text beside pictures -> the processor of the same files that does
+STAND_INS = {"colqwen2": "Qwen2VLProcessor"}
 PARTS = {"tokenizer", "image_processor", "video_processor", "feature_extractor"}  # that are loaded here
 
 
@@ -41,7 +44,7 @@ def load_processor(model: MediaModel) -> HFMediaProcessor:
 def _processor(model: MediaModel) -> Any:
     if model.model_type == "voxtral":
         return load_voxtral(model.folder)
-    if importlib.util.find_spec("torchvision") is not None:
+    if importlib.util.find_spec("torchvision") is not None and model.model_type not in STAND_INS:
         from transformers import AutoProcessor
 
         return AutoProcessor.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
@@ -53,6 +56,8 @@ def _class_of(model: MediaModel) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     _without_their_import()
+    if model.model_type in STAND_INS:
+        return _class(STAND_INS[model.model_type])
     named = [_entries(Path(model.folder) / name).get("processor_class") for name in FILES]
     name = next((each for each in named if isinstance(each, str)), PROCESSOR_MAPPING_NAMES.get(model.model_type))
     found = None if name is None else _class(name)
@@ -97,7 +102,7 @@ def _without_torchvision(processor: Any, model: MediaModel) -> Any:
         """The same, for parts that were loaded without torchvision."""
 
         def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
-            unusual = part is None or name == ATTRIBUTES[VIDEO]
+            unusual = part is None or name in (ATTRIBUTES[VIDEO], ATTRIBUTES[IMAGE])
             return type(part) if unusual else super().check_argument_for_proper_class(name, part)
 
     names = processor.get_attributes()
@@ -116,8 +121,9 @@ def _part(name: str, model: MediaModel) -> Any:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if name not in wanted:
         return None
-    if name == ATTRIBUTES[VIDEO]:
-        return load_video_processor(model)
+    kind = next((each for each in model.tokens if ATTRIBUTES[each] == name and model.family.kinds[each].processor), "")
+    if kind:
+        return load_tensor_part(model, kind)
     if name == ATTRIBUTES[IMAGE]:
         return AutoImageProcessor.from_pretrained(model.folder, backend="pil", **options)
     return (AutoTokenizer if name == "tokenizer" else AutoFeatureExtractor).from_pretrained(model.folder, **options)

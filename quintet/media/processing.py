@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from quintet.media.families import MediaModel
-from quintet.media.items import AUDIO, IMAGE, VIDEO, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
+from quintet.media.items import AUDIO, IMAGE, ROWS, VIDEO, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
 from quintet.media.processors.given import SAMPLING, blank, call_options, processor_input
 from quintet.media.processors.made import MediaCache, ProcessedMedia, fields_digest, raw_digest
 from quintet.media.processors.parts import ARGUMENTS, ATTRIBUTES, COUNT, RecordedPart, as_array, is_array
@@ -34,11 +34,10 @@ class HFMediaProcessor:
         joins = next((kind for kind in model.tokens if model.family.kinds[kind].joined), "")  # with tensors of others
         for kind in model.tokens:
             facts, name = model.family.kinds[kind], ATTRIBUTES[kind]
-            self._parts[kind] = RecordedPart(
-                getattr(processor, name), int(facts.nested), tensors=VIDEO in (kind, joins)
-            )
+            tensors = bool(facts.processor) or VIDEO in (kind, joins)
+            self._parts[kind] = RecordedPart(getattr(processor, name), int(facts.nested), tensors)
             setattr(processor, name, self._parts[kind])
-            self._text_tokens[kind] = _text_token(processor, kind)
+            self._text_tokens[kind] = _text_token(processor, kind, facts.attribute)
         self._text_ids = {_token_id(processor, token): kind for kind, token in self._text_tokens.items()}
         self.cache = MediaCache(model.cache_bytes)
 
@@ -50,6 +49,8 @@ class HFMediaProcessor:
         several = self.model.family.counts_pictures and sum(each.kind == IMAGE for each in media) > 1
         with self._lock:
             made = [self._made(each, options, several) for each in media]
+            if isinstance(prompt, str) and any(each.is_rows for each in media):
+                prompt = self._tokenized(prompt)
             if isinstance(prompt, str):
                 made = self._in_order(self._placeholders(prompt), made)
                 ids = self._expanded(prompt, made, options)
@@ -98,6 +99,8 @@ class HFMediaProcessor:
     def _made(self, media: DecodedMedia, options: Mapping[str, Any], several: bool) -> ProcessedMedia:
         """Processes an item by itself, or finds it."""
         kind, facts = media.kind, self.model.family.kinds[media.kind]
+        if media.is_rows:
+            return self._rows(media)
         several = several and kind == IMAGE
         key = raw_digest(media, options, several)
         if (known := self.cache.find(key)) is not None:
@@ -126,6 +129,13 @@ class HFMediaProcessor:
             made = replace(made, digest=fields_digest(kind, self._arguments(made)))
         self.cache.put(key, made)
         return made
+
+    def _rows(self, media: DecodedMedia) -> ProcessedMedia:
+        """Returns an item that the caller has encoded: a token for each row, and nothing around them."""
+        fields = {ROWS: WireArray.of(media.data)}
+        ids = (self.model.tokens[media.kind],) * len(media.data)
+        digest = raw_digest(media, {}, False) if media.uuid else fields_digest(media.kind, fields)
+        return ProcessedMedia(media.kind, digest, fields, ids, len(ids))
 
     def _check_size(self, media: DecodedMedia, part: Any, options: Mapping[str, Any]) -> None:
         """Refuses a video of Qwen's with more tokens than there is room for, before its frames are resized."""
@@ -176,6 +186,13 @@ class HFMediaProcessor:
                 stack.enter_context(self._parts[kind].replaying(each))
             stack.enter_context(_one_line_errors())
             return _ids(self._call(text, blanks, {"add_special_tokens": adds, **options}))
+
+    def _tokenized(self, text: str) -> list[int]:
+        """Returns the tokens of a text with a placeholder for each item, before they are put into their places."""
+        begins = getattr(self._processor.tokenizer, "bos_token", None)
+        with _one_line_errors():
+            adds = not (begins and text.startswith(begins))
+            return list(self._processor.tokenizer(text, add_special_tokens=adds)["input_ids"])
 
     def _check_frames(self, made: Sequence[ProcessedMedia]) -> None:
         """Raises ValueError for videos that differ in their frames, where the processor takes them as one array."""
@@ -228,6 +245,8 @@ class HFMediaProcessor:
 
     def _arguments(self, made: ProcessedMedia) -> dict[str, WireArray]:
         """Those of the fields that the encoder takes, by the names of its arguments, and those of positions."""
+        if ROWS in made.fields:
+            return made.fields
         facts = self.model.family.kinds[made.kind]
         names = (*facts.fields, COUNT) if self.model.family.counts_pictures else facts.fields
         found = {facts.renamed.get(name, name): made.fields[name] for name in names if name in made.fields}
@@ -243,11 +262,12 @@ def _too_large(kind: str, rows: int, most: int) -> ValueError:
     )
 
 
-def _text_token(processor: Any, kind: str) -> str:
+def _text_token(processor: Any, kind: str, attribute: str) -> str:
     """Returns what stands for an item in a text."""
-    token = getattr(processor, f"{kind}_token", None)
+    name = attribute or f"{kind}_token"
+    token = getattr(processor, name, None)
     if token is None:
-        raise ValueError(f"{type(processor).__name__} names no placeholder of {MANY[kind]} ({kind}_token)")
+        raise ValueError(f"{type(processor).__name__} names no placeholder of {MANY[kind]} ({name})")
     return str(getattr(token, "content", token))
 
 

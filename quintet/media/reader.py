@@ -120,7 +120,8 @@ class MediaReader:
         if part.media is not None:
             return part.media
         if part.embeds is not None:
-            return DecodedMedia(part.kind, read_embeds(part.embeds, self._info.embeds_width))
+            rows = read_embeds(part.embeds, self._info.embeds_width)
+            return DecodedMedia(part.kind, rows, uuid=part.uuid, is_rows=True)
         if part.kind == AUDIO:
             return DecodedMedia(AUDIO, _decode_audio(contents[0]), SAMPLE_RATE)
         job = _with_bytes(options[part.kind], left)

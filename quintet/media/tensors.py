@@ -22,8 +22,10 @@ def read_embeds(given: Any, width: int) -> NDArray[np.float32]:
     MediaError says what is wrong; `width` 0: none are taken.
     """
     if not width:
-        raise MediaError("it is embeddings, which are not taken here; start with enable_mm_embeds=True "
-                         "(--enable-mm-embeds)")  # fmt: skip
+        raise MediaError(
+            "it is embeddings, which are not taken here: start with enable_mm_embeds=True (--enable-mm-embeds); where "
+            "positions follow from an image's grid, this model takes none"
+        )
     array = _safetensors(given, width) if isinstance(given, str) else _array(given)
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]

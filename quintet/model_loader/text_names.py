@@ -8,17 +8,20 @@ from quintet.config import EngineConfig
 from quintet.model_loader.weight_files import WeightFiles, format_names
 
 # what wrappers put around the names of their text model; behind "model." comes its trunk, without a head
-_WRAPPED = re.compile(r"(?:thinker\.)?(?P<trunk>model\.)?(?:language_model|text_model|llm)\.(?P<name>.+)")
+_WRAPPED = re.compile(r"(?:thinker\.|vlm\.)?(?P<trunk>model\.)?(?:language_model|text_model|llm)\.(?P<name>.+)")
 _TRUNK = re.compile(r"(layers|embed_tokens|norm|embed_tokens_per_layer|embedding_norm)\.")  # without "model."
 _LAYERS = re.compile(r"model\.(blocks|encoder\.layers)\.")  # transformers 5.23 saves layers of some under these names
-_HEAD = re.compile(r"(?:thinker\.)?(?P<name>(lm_head|score|classifier|v_head|value_head|rank_head)\..+)")
+_HEAD = re.compile(
+    r"(?:thinker\.|vlm\.)?(?P<name>(lm_head|embedding_proj_layer|score|classifier|v_head|value_head|rank_head)\..+)"
+)
 # beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
 _TOWER = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
-    r"|multi_modal_projector|mm_projector|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav"
-    r"|code2wav)\..+"
+    r"|multi_modal_projector|mm_projector|mlp_AR|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker"
+    r"|token2wav|code2wav)\..+"
 )
-_THINKER = "thinker."  # of models that speak: the part that writes
+# of models that speak: the part that writes; of those for late interaction: the part behind which is a projection
+_PARTS = ("thinker.", "vlm.")
 
 TextName = Callable[[str], str | None]
 
@@ -28,8 +31,9 @@ def text_names(names: Iterable[str]) -> TextName:
     known = list(names)
     if any(_WRAPPED.fullmatch(name) for name in known):
         return _unwrapped
-    if any(name.startswith(_THINKER) for name in known):
-        return lambda name: _without_towers(name.removeprefix(_THINKER)) if name.startswith(_THINKER) else None
+    part = next((each for each in _PARTS if any(name.startswith(each) for name in known)), "")
+    if part:
+        return lambda name: _without_towers(name.removeprefix(part)) if name.startswith(part) else None
     return _without_towers
 
 

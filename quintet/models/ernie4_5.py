@@ -1,4 +1,4 @@
-"""Ernie 4.5, dense (Baidu 2025): Llama with neighbours turned, and one switch for all biases."""
+"""Ernie 4.5, dense (Baidu 2025): Llama with neighbours turned, and one switch for all biases; text of PaddleOCR-VL."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Ernie4_5ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
     def _rotary(self, config: Any, build: BuildContext) -> Rotary:
-        return Rotary.from_config(build, config, interleaved=True)
+        return Rotary.from_config(build, config, interleaved=config.model_type != "paddleocr_vl_text")
 
     def _attention_sizes(self, config: Any, index: int) -> AttentionSizes:
         return AttentionSizes.from_config(config, bias=config.use_bias, output_bias=config.use_bias)

@@ -30,7 +30,7 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         attention = super()._attention(config, build, index, rotary)
-        if config.use_qk_norm:
+        if getattr(config, "use_qk_norm", False):
             attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
         return attention

@@ -20,8 +20,8 @@ _BOTH, _TOKEN, _TIME = range(3)  # what the last step of a path advanced
 
 @dataclass(frozen=True)
 class AlignmentSpan:
-    """What a request whose prompt ends with a transcript asks for: attention of the transcript's tokens to the audio.
-    Plain data: it crosses processes."""
+    """Part of a prompt that is a transcript, whose attention to the audio a request asks for. Plain data: it crosses
+    processes."""
 
     first: int  # position of the transcript's first token in the prompt
     rows: int  # of the encoder, of 20 ms each, that hold the audio: the rest is padding

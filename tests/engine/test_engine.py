@@ -501,6 +501,7 @@ def test_parameters_that_leave_nothing_to_draw_are_refused(given: dict[str, Any]
         ({"long_prefill_token_threshold": 40}, [65, 10]),
         ({"max_num_partial_prefills": 2}, [10, *[5] * 8, 10]),  # 4% of 128: prompts of more than 5 tokens are long
         ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 2}, [15, 10, 10, 10, 5]),
+        ({"prefill_tokens_beside_decode": 8}, [75]),  # nothing decodes
     ],
 )
 def test_settings_of_long_prompts_reach_the_steps(settings: dict[str, Any], steps: list[int]) -> None:

@@ -103,6 +103,48 @@ def test_drafts_are_no_prompt() -> None:
     assert s._token_budget(a, StepPlan(), a.num_computed) == 4
 
 
+def test_a_prompt_beside_a_stream_takes_few_tokens_of_a_step() -> None:
+    s = scheduler(prefill_tokens_beside_decode=4)
+    add(s, "a", range(20), 0)
+    assert run(s) == {"a": 20}, "nothing decodes yet"
+    add(s, "b", range(50, 60), 1)
+    assert [run(s) for _ in range(4)] == [*[{"a": 1, "b": 4}] * 2, {"a": 1, "b": 2}, {"a": 1, "b": 1}]
+
+
+def test_prompts_share_the_few_tokens_beside_streams() -> None:
+    """Twice as many as requests decode, where that is more than the limit."""
+    s = scheduler(prefill_tokens_beside_decode=4)
+    for order in range(3):
+        add(s, f"stream {order}", [order], order)
+    run(s)
+    add(s, "b", range(50, 54), 3)
+    add(s, "c", range(60, 68), 4)
+    streams = {f"stream {order}": 1 for order in range(3)}
+    assert [run(s) for _ in range(2)] == [{**streams, "b": 4, "c": 2}, {**streams, "b": 1, "c": 6}]
+
+
+def test_more_prompts_than_streams_go_first() -> None:
+    s = scheduler(prefill_tokens_beside_decode=4)
+    add(s, "a", [1], 0)
+    run(s)
+    for order in (1, 2):
+        add(s, f"prompt {order}", [order] * 9, order)
+    assert run(s) == {"a": 1, "prompt 1": 9, "prompt 2": 9}
+
+
+def test_a_run_of_tokens_that_is_longer_is_computed_whole_beside_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image's tokens, for example: it must not wait for the end of the stream."""
+    s = scheduler(prefill_tokens_beside_decode=4)
+    add(s, "a", [1], 0)
+    run(s)
+    whole = 6
+    monkeypatch.setattr(
+        s.kv_cache_manager, "align_step_end", lambda _, start, stop: stop if stop - start >= whole else start
+    )
+    add(s, "b", range(50, 56), 1)
+    assert run(s) == {"a": 1, "b": whole}
+
+
 def test_so_many_prompts_are_partly_computed_at_once() -> None:
     s = scheduler(long_prefill_threshold=8, max_partial_prefills=2)
     for order, name in enumerate("abcd"):

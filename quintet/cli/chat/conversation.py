@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.cli.chat.params import changed_params, with_param
+from quintet.cli.chat.pictures import Content as MessageContent
+from quintet.cli.chat.pictures import content_of, picture_part
 from quintet.cli.chat.saved import read_messages, write_messages
 from quintet.cli.chat.screen import Screen
 from quintet.cli.commands import _engine as engine
@@ -23,6 +25,7 @@ _HELP = """/help              this list
 /retry             answer the last message again
 /system [TEXT]     set the system message and start afresh; without TEXT, remove it
 /set NAME VALUE    set a sampling parameter, such as temperature 0.7; alone, show those that are set
+/image FILE        send a picture with the next message
 /save FILE         write the conversation to a file (JSON)
 /load FILE         go on with the conversation of such a file
 /exit              leave; so do /bye and Ctrl-D
@@ -48,6 +51,7 @@ class ConversationOptions:
     template: dict[str, Any] = field(default_factory=dict)  # keyword arguments of stream_chat
     tools: "Toolbox | None" = None
     rounds: int = 8  # of calls and results in a row
+    pictures: list[dict[str, Any]] = field(default_factory=list)  # parts of the next message
 
 
 class TerminalConversation:
@@ -82,8 +86,16 @@ class TerminalConversation:
         if text.startswith("/"):
             return self._obey(text)
         if text:
-            self.answer(text)
+            self.ask(text)
         return True
+
+    def ask(self, text: str) -> bool:
+        """Answers a message with the pictures that wait for it; they wait on if there is no answer."""
+        pictures = self.options.pictures
+        answered = self.answer(content_of(text, pictures))
+        if answered:
+            pictures.clear()
+        return answered
 
     def _obey(self, text: str) -> bool:
         command, _, rest = text.partition(" ")
@@ -91,7 +103,8 @@ class TerminalConversation:
             return False
         commands: dict[str, Callable[[str], str | None]] = {
             "/help": lambda _: _HELP, "/clear": self._clear, "/reset": self._clear, "/retry": self._retry,
-            "/system": self._set_system, "/set": self._set, "/save": self._save, "/load": self._load,
+            "/system": self._set_system, "/set": self._set, "/image": self._attach, "/save": self._save,
+            "/load": self._load,
         }  # fmt: skip
         try:
             if command not in commands:
@@ -103,6 +116,7 @@ class TerminalConversation:
         return True
 
     def _clear(self, _: str) -> str | None:
+        self.options.pictures.clear()
         self.begin(self.system)
         return "(a fresh conversation)" if self.interactive else None
 
@@ -127,6 +141,12 @@ class TerminalConversation:
         self.params = with_param(self.params, name.replace("-", "_"), value.strip())
         return None
 
+    def _attach(self, name: str) -> str:
+        if not name:
+            raise ValueError("no file: give one (/image picture.png)")
+        self.options.pictures.append(picture_part(name))
+        return f"({name} goes with the next message)"
+
     def _save(self, path: str) -> str:
         if not path:
             raise ValueError("no file: give one (/save talk.json)")
@@ -141,12 +161,12 @@ class TerminalConversation:
         self.system = str(first["content"]) if first.get("role") == "system" else None
         return f"loaded {len(self.messages)} messages from {path}"
 
-    def answer(self, text: str) -> bool:
+    def answer(self, content: MessageContent) -> bool:
         """Answers a message, with calls and their results between; False if there is no answer.
 
         A message without an answer is taken back, so that the next one can be answered.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": content}]
         tools, rounds = self.options.tools, 0
         while (message := self._hear(messages)) is not None:
             messages = [*messages, message]

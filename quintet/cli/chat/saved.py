@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-MAX_FILE = 16 * 2**20  # bytes
+from quintet.cli.chat.pictures import is_content
+
+MAX_FILE = 2**27  # bytes; pictures are in it
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -27,7 +29,7 @@ def read_messages(path: str) -> list[dict[str, Any]]:
 def _is_message(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("role") not in _ROLES:
         return False
-    return isinstance(value.get("content"), str) or (value["role"] == "assistant" and bool(value.get("tool_calls")))
+    return is_content(value.get("content")) or (value["role"] == "assistant" and bool(value.get("tool_calls")))
 
 
 def write_messages(path: str, messages: list[dict[str, Any]]) -> None:

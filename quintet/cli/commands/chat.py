@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
+from quintet.cli.chat.pictures import picture_part
 from quintet.cli.commands import _engine as engine
 from quintet.cli.commands import generate
 from quintet.clients import server_address as target
@@ -32,6 +33,7 @@ def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat-template-kwargs", metavar="JSON", help="variables for the chat template: '{\"enable_thinking\": true}'"
     )
     generate.add_adapter_argument(group, "answers")
+    generate.add_image_argument(group, "first message")
     _add_tool_arguments(parser.add_argument_group("tools"))
     target.add_arguments(parser)
     engine.add_sampling_arguments(
@@ -74,7 +76,8 @@ def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
         if (lora := generate.adapter_of(arguments)) is not None:
             llm.add_lora(lora)  # what is wrong with it ends the command, and not the first answer
             extras.template["lora_request"] = lora
-        if arguments.prompt is not None and not llm.get_tokenizer().chat_template and not arguments.system:
+        text_alone = not arguments.system and not arguments.image
+        if arguments.prompt is not None and not llm.get_tokenizer().chat_template and text_alone:
             engine.print_stderr("the model has no chat template: the prompt is continued as text")
             arguments.chat = False
             params = engine.sampling_params(llm, wanted, max_tokens=generate.MAX_TOKENS)
@@ -115,6 +118,7 @@ def _remote(server: target.ServerTarget, wanted: dict[str, Any], arguments: argp
 
 def _conversation_options(arguments: argparse.Namespace) -> ConversationOptions:
     extras = ConversationOptions(rounds=arguments.max_tool_rounds)
+    extras.pictures = [picture_part(each) for each in arguments.image]
     if extras.rounds < 1:
         raise ValueError(f"--max-tool-rounds must be 1 or more, not {extras.rounds}")
     if arguments.chat_template_kwargs is not None:
@@ -149,7 +153,7 @@ def _run_conversation(talk: TerminalConversation, name: str, arguments: argparse
     talk.begin(arguments.system)
     if arguments.prompt is not None:
         talk.interactive = False
-        talk.answer(arguments.prompt)
+        talk.ask(arguments.prompt)
         return 1 if talk.failed else 0
     if talk.interactive:
         with contextlib.suppress(ImportError):

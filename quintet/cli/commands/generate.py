@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quintet.cli.chat.pictures import HELP, content_of, picture_part
 from quintet.cli.commands import _engine as engine
 from quintet.config.schema import flags
 from quintet.lora.request import LoRARequest
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
     add_adapter_argument(group, "the prompts are answered with")
+    add_image_argument(group, "prompts, in a chat (--chat)")
     engine.add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     engine.add_arguments(parser, exclude=("seed",))
 
@@ -45,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": MAX_TOKENS, **wanted})  # refuses before the model is loaded
     check_adapter(arguments)
+    arguments.image = [picture_part(each) for each in arguments.image]
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         params = engine.sampling_params(llm, wanted, max_tokens=MAX_TOKENS)
@@ -59,6 +62,11 @@ def add_adapter_argument(group: Any, use: str) -> None:
     group.add_argument(
         "--lora-path", metavar="ADAPTER", help=f"adapter (LoRA) that {use}: a folder or hub id; needs --enable-lora"
     )
+
+
+def add_image_argument(group: Any, what: str) -> None:
+    """Adds --image; `what`: where the pictures go."""
+    group.add_argument("--image", metavar="FILE", action="append", default=[], help=HELP.format(what=what))
 
 
 def check_adapter(arguments: argparse.Namespace) -> None:
@@ -81,16 +89,20 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     return engine.prompts_of(arguments.prompts_file)
 
 
-def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]]:
+def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    return [*system, {"role": "user", "content": prompt}]
+    return [*system, {"role": "user", "content": content_of(prompt, arguments.image)}]
+
+
+def _is_chat(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.chat or arguments.system or arguments.image)
 
 
 def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
     """Prints one output as it comes, as text after the prompt or as an answer in a chat."""
     speed, failed = engine.TokenSpeed(), None
     lora = adapter_of(arguments)
-    if arguments.chat or arguments.system:
+    if _is_chat(arguments):
         outputs = llm.stream_chat(_messages(prompt, arguments), params, lora_request=lora)
     else:
         outputs = llm.stream(prompt, params, lora_request=lora)
@@ -105,7 +117,7 @@ def stream_one(llm: "LLM", prompt: str, params: SamplingParams, arguments: argpa
 def _all(llm: "LLM", prompts: list[str], params: SamplingParams, arguments: argparse.Namespace) -> int:
     started, bar = time.perf_counter(), sys.stderr.isatty() and not arguments.quiet
     lora = adapter_of(arguments)
-    if arguments.chat or arguments.system:
+    if _is_chat(arguments):
         conversations = [_messages(prompt, arguments) for prompt in prompts]
         outputs = llm.chat(conversations, params, use_tqdm=bar, lora_request=lora)
     else:

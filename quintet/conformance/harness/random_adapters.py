@@ -39,7 +39,7 @@ def with_extras(tiny: Tiny, adapter: Mapping[str, LoRAMatrices], seed: int) -> d
     table, rank = tiny.reference.get_input_embeddings(), len(next(iter(adapter.values())).lora_a)
     path = next(name for name, module in tiny.reference.named_modules() if module is table)
     a = torch.randn(rank, table.weight.shape[0], generator=generator)
-    b = torch.randn(table.weight.shape[1], rank, generator=generator) * float(table.weight.std()) * rank**-0.5
+    b = torch.randn(table.weight.shape[1], rank, generator=generator) * float(table.weight.detach().std()) * rank**-0.5
     return {path: LoRAMatrices(a, b, embedding=True), **found}
 
 

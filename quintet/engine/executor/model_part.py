@@ -182,8 +182,8 @@ class ModelPart:
             return None
         if not self.has_files_weights:
             raise ValueError(
-                "its factors (DoRA) depend on the model's weights, which were replaced while the engine ran, and no file "
-                "has them; write the adapter into a model with `quintet merge-lora`, or load weights from files"
+                "its factors (DoRA) depend on the model's weights, which were replaced while the engine ran, and no "
+                "file has them; write the adapter into a model with `quintet merge-lora`, or load weights from files"
             )
         source = RandomWeights() if self._folder is None else Checkpoint(self._folder, self.model)
 

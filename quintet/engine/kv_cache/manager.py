@@ -197,7 +197,8 @@ class KVCacheManager:
         where a page ends, and needed where other requests branch off, or will. Runs of tokens may have to be whole."""
         if self.row_store is not None:
             stop = self.row_store.before_runs(request, start, stop)
-        if self.state_slots is None or not self.pool.caching or stop - start <= self.page_size:
+        within_a_page = (stop - 1) // self.page_size <= start // self.page_size
+        if self.state_slots is None or not self.pool.caching or within_a_page:
             return stop
         last = (len(request.token_ids) - 1) // self.page_size * self.page_size  # the most that can be found of it
         branch = request.state_slots.branch_tokens if request.prefix_match is None else request.prefix_match.branch

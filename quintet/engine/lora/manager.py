@@ -74,7 +74,7 @@ class LoRAManager(StepHook):
         self._known: WeakValueDictionary[bytes, LoadedLoRA] = WeakValueDictionary()  # those that wait for one, too
         self._pinned: set[bytes] = set()
         self._removed: dict[bytes, Callable[[], object]] = {}  # to be dropped when no request has them; what follows
-        self._orders: list[LoRAOrder] = []
+        self.orders: list[LoRAOrder] = []  # for other ranks, which take_orders() takes
         self._written: dict[int, bytes] = {}  # what each slot of the device holds
         self.is_short = False  # a request's adapter waits for a place: advance() is to be called
 
@@ -199,18 +199,13 @@ class LoRAManager(StepHook):
 
     def _order(self, adapter: LoadedLoRA, loads: bool) -> None:
         if self._role is LoRARole.LEADS:
-            self._orders.append(LoRAOrder(adapter.reference, loads))
+            self.orders.append(LoRAOrder(adapter.reference, loads))
 
     def take_orders(self) -> list[LoRAOrder]:
         """Returns and clears what other ranks are to do."""
         with self._lock:
-            orders, self._orders = self._orders, []
+            orders, self.orders = self.orders, []
             return orders
-
-    @property
-    def has_orders(self) -> bool:
-        """True if there is something for other ranks to do."""
-        return bool(self._orders)
 
     def forget(self, digest: bytes) -> None:
         """Has an adapter read again for its next request: it failed, here or on another rank. Requests that have it

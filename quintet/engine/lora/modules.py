@@ -23,6 +23,8 @@ def matrices_of(adapter: LoRAAdapter, model: ModelBase, in_heads: Collection[str
         known = text_name(f"{name}.weight")
         if known is None:
             raise AdapterError(name, "the adapter changes a part for images or audio, which is not served yet")
+        if ".experts." in name:
+            raise AdapterError(name, f"the adapter changes experts, and {MERGE}")
         found |= _parts(name, _with_root(known, model), weights, model)
     return found
 

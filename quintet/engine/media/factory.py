@@ -13,7 +13,7 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.encoder_text import TextInput
-from quintet.media.families import FAMILIES, MediaModel, why_no_media
+from quintet.media.families import FAMILIES, MediaModel, encoding_part, why_no_media
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
@@ -50,16 +50,18 @@ class ServedMedia(NamedTuple):
         """Returns what processes that admit requests must know; None: media are refused."""
         if self.sizes is None or rows is None:
             return None
-        kinds = FAMILIES[self.whole.model_type].kinds
+        family = FAMILIES[self.whole.model_type]
+        kinds = family.kinds
         return MediaModel(
             model_type=self.whole.model_type,
             folder=str(folder),
-            tokens={kind: getattr(self.whole, kinds[kind].token) for kind in self.kinds},
+            tokens={kind: getattr(encoding_part(self.whole), kinds[kind].token) for kind in self.kinds},
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
             max_run=self._max_run(config) if self.whole_runs else 0,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
+            rows_width=0 if family.rotary or family.deepstack else self.whole.get_text_config().hidden_size,
         )
 
     def _max_run(self, config: EngineConfig) -> int:
@@ -72,7 +74,8 @@ def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
     """Returns what callers may give of a model's media."""
     if model is None:
         return media_info(config)
-    return media_info(config, model.tokens, {kind: model.family.kinds[kind].placeholder for kind in model.tokens})
+    placeholders = {kind: model.family.kinds[kind].placeholder for kind in model.tokens}
+    return media_info(config, model.tokens, placeholders, model.rows_width)
 
 
 def taken_media(
@@ -112,7 +115,7 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
     deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
     levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
     kinds = tuple(kind for kind in _wanted(config, model) if _has_token(model, kind))
-    return ServedMedia(TowerSizes(wrapper, levels), whole=model.whole, kinds=kinds)
+    return ServedMedia(TowerSizes(encoding_part(wrapper), levels), whole=model.whole, kinds=kinds)
 
 
 def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
@@ -122,7 +125,8 @@ def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
 
 
 def _has_token(model: Checkpoint, kind: str) -> bool:
-    return isinstance(getattr(model.whole, FAMILIES[model.whole.model_type].kinds[kind].token, None), int)
+    token = FAMILIES[model.whole.model_type].kinds[kind].token
+    return isinstance(getattr(encoding_part(model.whole), token, None), int)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
@@ -140,8 +144,6 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
     if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
-    if config.runner == "pooling":
-        return "texts become numbers here"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:

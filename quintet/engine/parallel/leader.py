@@ -72,7 +72,7 @@ class Leader(Engine):
     @property
     def busy(self) -> bool:
         """True also where a rank is gone, which the next step reports, or has to hear of an adapter."""
-        heard = self.lora is None or not self.lora.has_orders
+        heard = self.lora is None or not self.lora.orders
         return super().busy or bool(self._held or self._channel.aborted) or not heard
 
     def add(self, admitted: CoreRequest) -> None:

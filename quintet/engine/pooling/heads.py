@@ -23,7 +23,8 @@ HEAD_TENSORS = (
     r"((model|transformer)\.)?(pre_classifier|classifier|score|v_head|value_head|rank_head)\..*",
     r"(head|decoder|qa_outputs|predictions)\..*",
 )
-PROJECTIONS = (r"(colbert_)?linear\.(weight|bias)",)  # tensors of a ColBERT's projection
+# tensors of the projection of a model for late interaction
+PROJECTIONS = (r"(colbert_)?linear\.(weight|bias)", r"embedding_proj_layer\.(weight|bias)")
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "identity")
 
 
@@ -182,7 +183,9 @@ def read_tensor(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[i
 
 def colbert_projection(tensors: Mapping[str, StoredTensor]) -> PoolingLinear:
     """Returns the projection of token embeddings that a ColBERT keeps among the model's tensors, as vLLM reads it."""
-    name = next((name for name in ("linear", "colbert_linear") if f"{name}.weight" in tensors), None)
+    name = next(
+        (name for name in ("linear", "colbert_linear", "embedding_proj_layer") if f"{name}.weight" in tensors), None
+    )
     if name is None:
         raise ValueError("the files of this ColBERT hold no linear.weight, its projection; fetch the model anew")
     return _read_linear(tensors, name, HeadLayer(name), 0.0)

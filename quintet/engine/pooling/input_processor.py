@@ -130,6 +130,7 @@ class PoolingBounds:
             pooled_rows=_POOLED_ROWS.get(kind, EACH_TOKEN),
             token_types=prompt.types,
             lora=prompt.lora,
+            media=prompt.media,
         )
 
     def _cut(self, prompt: Prompt, keep: int | None) -> Prompt:
@@ -138,6 +139,8 @@ class PoolingBounds:
         ids, types = prompt.token_ids, prompt.types
         if keep is None or len(ids) <= keep:
             return prompt
+        if prompt.media:
+            raise ParameterError("truncate_prompt_tokens", "would cut a prompt with media; shorten its text instead")
         starts, ends = list(self.start_token_ids), list(self.end_token_ids)
         head = len(starts) if starts and ids[: len(starts)] == starts and len(starts) < keep else 0
         tail = len(ends) if ends and ids[-len(ends) :] == ends and len(ends) < keep >= head + len(ends) else 0

@@ -17,6 +17,11 @@ PRIOR = 0.7  # acceptance of a place before anything is known
 REQUEST_WEIGHT = 0.15  # of the newest draft in the acceptance of its request
 ENGINE_WEIGHT = 0.01  # in that of all, with which requests begin
 PROBE_STEPS = 64  # after so many steps without drafts, one has some: acceptance may have changed
+PROBE_LOSS = 0.01  # share of the time that these may cost
+LEAST_CHANCE = 0.2  # of a draft to be accepted, as long as costs are not known
+
+
+PROBE_COST = 1 + PROBE_LOSS * PROBE_STEPS  # of a step that probes, over one without drafts
 
 
 class DraftPolicy:
@@ -59,8 +64,6 @@ class DraftPolicy:
 
         The draft with the highest chance comes next, as long as its share of the tokens that are expected exceeds the
         share by which it makes the step slower."""
-        if self._costs is None:
-            return list(room)
         if not any(most for _, most in room):
             self._num_skipped += self.skips_next
             return list(room)
@@ -70,16 +73,25 @@ class DraftPolicy:
         chances[np.arange(num_drafts) >= most[:, None]] = 0  # none is there
         order = np.argsort(-chances, axis=None, kind="stable")  # a place is never before the one ahead of it
         gains = chances.ravel()[order]
-        sizes = len(room) + np.arange(len(gains) + 1)  # tokens of the step
-        costs = np.interp(sizes, COST_SIZES, self._costs) + self._draft_cost * np.arange(len(sizes))
+        costs = self._costs_of(len(room), len(gains))
         expected = len(room) + np.cumsum(gains) - gains  # before this one
-        worth = (gains > 0) & (gains / expected > np.diff(costs) / costs[:-1])
+        worth = gains > LEAST_CHANCE if costs is None else gains / expected > np.diff(costs) / costs[:-1]
+        worth &= gains > 0
         count = len(worth) if worth.all() else int(np.argmin(worth))
         if count == 0:
             self._num_skipped += 1
             if self._num_skipped < PROBE_STEPS:
                 return [(request, 0) for request, _ in room]
-            count = int(np.count_nonzero(gains))
+            count = len(room) if costs is None else int(np.searchsorted(costs, costs[0] * PROBE_COST, "right")) - 1
+            count = min(max(1, count), int(np.count_nonzero(gains)))
         self._num_skipped = 0
         counts = np.bincount(order[:count] // num_drafts, minlength=len(room))
         return [(request, int(count)) for (request, _), count in zip(room, counts, strict=True)]
+
+    def _costs_of(self, requests: int, drafts: int) -> FloatArray | None:
+        """Seconds of steps of these requests with 0, 1, ... so many drafts; None: not known yet."""
+        if self._costs is None:
+            return None
+        counts = np.arange(drafts + 1)
+        found: FloatArray = np.interp(requests + counts, COST_SIZES, self._costs) + self._draft_cost * counts
+        return found

@@ -73,8 +73,8 @@ def joined(fields: Sequence[Mapping[str, NDArray[Any]]], axis: int) -> dict[str,
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Returns a field as an array, floats as float32."""
-    array = np.asarray(value)
+    """Returns a field as an array, floats as float32: NumPy has no bfloat16."""
+    array = np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
     if array.dtype.hasobject:
         raise ValueError("a processor's arrays differ in size for one medium")
     return array.astype(np.float32) if array.dtype == np.float64 else array

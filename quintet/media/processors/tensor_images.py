@@ -58,7 +58,11 @@ def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     return image[..., top : top + height, left : left + width]
 
 
-def pad(image: Tensor, padding: Sequence[int], fill: float | None = 0, padding_mode: str = "constant") -> Tensor:
-    """Returns frames with a border: left, top, right, bottom."""
+def pad(image: Tensor, padding: Sequence[int], fill: Any = 0, padding_mode: str = "constant") -> Tensor:
+    """Returns frames with a border: left, top, right, bottom. `fill`: a number, or one for each channel."""
     left, top, right, bottom = padding
-    return functional.pad(image, [left, right, top, bottom], mode=padding_mode, value=fill or 0)
+    sides = [left, right, top, bottom]
+    if not isinstance(fill, Sequence):
+        return functional.pad(image, sides, mode=padding_mode, value=fill or 0)
+    channels = zip(image.unbind(-3), fill, strict=True)
+    return torch.stack([functional.pad(each, sides, value=value) for each, value in channels], -3)

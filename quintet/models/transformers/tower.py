@@ -1,7 +1,8 @@
 """Encoders of a multimodal wrapper's media: transformers' own towers and projectors, without its text model."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import ModelBase
 from quintet.media.families import FAMILIES
-from quintet.media.items import MediaItem
+from quintet.media.items import ROWS, MediaItem
 from quintet.models.transformers.construct import EmptyTensors, Unsupported, explained, failure
 from quintet.models.transformers.layer_replacement import float32_modules, loose_tensors
 from quintet.models.transformers.layers import Rest
 from quintet.models.transformers.weight_names import WeightNames
 
+_WHOLE = re.compile(r"vlm\.")  # what a model with a wrapper in it puts before the wrapper's names
 FIRST_ONLY = "batch_num_images"  # an argument that says how many equal pictures there are: one of them is wanted
 
 
@@ -44,19 +46,22 @@ class MediaTower(ModelBase):
         self.__dict__["_theirs"] = theirs  # no module of ours: its parts are
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        entries = {_WHOLE.sub("", name): each for name, each in entries.items()}
         with explained(self._theirs.config, "reading its tensors' names"):
             return self._names.gathered(entries)
 
     def module_name(self, name: str) -> str:
         """Returns the modules' name of a checkpoint's tensor."""
         with explained(self._theirs.config, "reading its tensors' names"):
-            return self._names.renamed(name)
+            return self._names.renamed(_WHOLE.sub("", name))
 
     @torch.inference_mode()
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
         """Returns the rows of a medium, [item.count, H] for each level: those of its tokens, and of Qwen3-VL's first
         layers. ValueError if the tower gives another number of rows than the processor."""
         facts, device = self._kinds[item.kind], next(self.parameters()).device
+        if ROWS in item.fields:
+            return (self._on(torch.from_numpy(item.fields[ROWS].array().copy()), device),)
         given = {
             name: self._on(torch.from_numpy(each.array().copy()), device)
             for name, each in item.fields.items() if name not in facts.timing
@@ -72,7 +77,7 @@ class MediaTower(ModelBase):
     def _encoded(self, method: str, given: Mapping[str, Tensor]) -> Any:
         """Returns what the wrapper's method gives, or ours for one that has none."""
         if method:
-            return getattr(self._theirs, method)(**given, return_dict=True)
+            return getattr(_owner(self._theirs, method), method)(**given, return_dict=True)
         return METHODS[self._theirs.config.model_type](self._theirs, **given)
 
     def _on(self, x: Tensor, device: torch.device) -> Tensor:
@@ -93,9 +98,14 @@ def constructed(config: Any, dtype: torch.dtype) -> nn.Module:
     except Exception as error:  # whatever a model's own code raises
         raise Unsupported(config, f"transformers does not build its towers ({failure(error)})") from error
     for facts in FAMILIES[config.model_type].kinds.values():
-        if facts.method and not hasattr(model, facts.method):
+        if facts.method and not hasattr(_owner(model, facts.method), facts.method):
             raise Unsupported(config, f"{type(model).__name__} has no {facts.method}(); install a newer transformers")
     return model.eval()
+
+
+def _owner(theirs: Any, method: str) -> Any:
+    """Returns what has a method: the wrapper, or the model in it that has no head."""
+    return theirs if hasattr(theirs, method) else getattr(theirs, "model", theirs)
 
 
 def _auto_class(config: Any) -> Any:
@@ -142,7 +152,14 @@ def _qwen2_audio(theirs: Any, input_features: Tensor, feature_attention_mask: Te
     return found[:, : int(rows.max())]
 
 
-METHODS = {"qwen2_audio": _qwen2_audio}  # wrappers whose KindFacts name no method
+def _llama4(theirs: Any, pixel_values: Tensor) -> Tensor:
+    """Returns rows of an image's tiles, [tiles, rows, H]. Source: Llama4ForConditionalGeneration.forward()."""
+    found: Tensor = theirs.multi_modal_projector(theirs.vision_model(pixel_values).last_hidden_state)
+    return found
+
+
+# of wrappers whose KindFacts name no method
+METHODS: dict[str, Callable[..., Tensor]] = {"llama4": _llama4, "qwen2_audio": _qwen2_audio}
 
 
 def _rows(features: Any, first_only: bool) -> Tensor:

@@ -12,6 +12,7 @@ from quintet.platforms.host import threads
 
 NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
 MAX_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
+PROMPT_TOKENS_PER_THREAD, MIN_PROMPT_SHARE, MAX_PROMPT_SHARE = 8, 16, 256  # beside requests that decode
 STARTED = {"ray": ", Ray's actors", "external_launcher": ", the launcher's"}  # ranks that are not started by us
 
 
@@ -24,6 +25,18 @@ def default_activation_bits(config: EngineConfig) -> tuple[EngineConfig, list[st
         "each group of weights: prompts and batches are up to twice as fast; 16 leaves activations as they are"
     )
     return config.replace(activation_bits=8), [reason]
+
+
+def default_prompt_share(config: EngineConfig) -> EngineConfig:
+    """Sets prefill_tokens_beside_decode, unless the user did: so many tokens take about as long as reading the weights,
+    which a step does anyway. Machines that compute together may differ, and plan alike."""
+    if config.prefill_tokens_beside_decode is not None or not config.enable_chunked_prefill:
+        return config
+    alike = config.nnodes == 1 and config.distributed_executor_backend not in STARTED
+    ranks = num_ranks(config)
+    of_engine = threads_per_rank(ranks) * (ranks // config.num_local_engines) if alike else 0
+    tokens = PROMPT_TOKENS_PER_THREAD * of_engine
+    return config.replace(prefill_tokens_beside_decode=min(max(tokens, MIN_PROMPT_SHARE), MAX_PROMPT_SHARE))
 
 
 def describe_ranks(config: EngineConfig) -> list[str]:

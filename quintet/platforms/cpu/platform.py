@@ -52,6 +52,7 @@ from quintet.platforms.cpu.configure import (
     MAX_RANKS,
     NO_RANKS,
     default_activation_bits,
+    default_prompt_share,
     describe_ranks,
     granted_threads,
     load_extension,
@@ -161,6 +162,7 @@ class CPU(Platform):
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         config, reasons = default_activation_bits(config)
         config, chosen = seats.resolve_tensor_parallel_size(config, 1 if load_extension() is None else MAX_RANKS)
+        config = default_prompt_share(config)
         reasons += [*chosen, *describe_ranks(config)]
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons

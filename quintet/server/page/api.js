@@ -56,6 +56,13 @@ export async function pdfText(file) {
   return (await response.json()).text;
 }
 
+/** The text of an audio file, by a server whose model transcribes. */
+export async function transcribe(file) {
+  const body = new FormData();
+  body.append("file", file, "recording.wav");
+  return (await (await request("v1/audio/transcriptions", { method: "POST", body })).json()).text;
+}
+
 /** The chunks of one streamed chat completion; returns after [DONE], and throws on an error or a torn stream. */
 export async function* complete(body, signal) {
   const response = await request("v1/chat/completions", {

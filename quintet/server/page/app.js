@@ -4,6 +4,7 @@ import { storeKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Attachments } from "./composer/attachments.js";
 import { ContextGauge } from "./composer/context.js";
+import { Microphone } from "./composer/microphone.js";
 import { ConversationList } from "./conversations/list.js";
 import { Store } from "./conversations/store.js";
 import { byId } from "./dom.js";
@@ -23,7 +24,7 @@ const picker = new ModelPicker(named);
 const store = new Store(changed);
 const shown = () => gauge.update();
 const chat = new Chat(settings, picker, store, { busy, refused, back, failed, draft, unkept, shown });
-const attachments = new Attachments({ changed: () => gauge.update(), failed });
+const attachments = new Attachments({ changed: () => gauge.update(), failed, sees: () => picker.sees });
 const gauge = new ContextGauge(picker, uncounted, () => chat.context);
 const list = new ConversationList(store, { opened: () => chat.id, open, keep: () => chat.keep() });
 let asking = false; // for the list of models
@@ -59,6 +60,13 @@ function back(unanswered, files = []) {
   grow();
 }
 
+/** Puts what was spoken behind what was typed. */
+function heard(words) {
+  text.value = [text.value.trimEnd(), words].filter(Boolean).join(" ");
+  text.dispatchEvent(new Event("input"));
+  text.focus();
+}
+
 /** The message that is being written. */
 function draft() {
   return { text: text.value, files: attachments.list };
@@ -92,7 +100,9 @@ function changed() {
 function uncounted() {
   const unsent = text.value.trim() !== "" || attachments.list.length > 0;
   const messages = chat.turns(text.value, attachments.list);
-  if (chat.busy || !messages.length || (!unsent && chat.context !== null)) return null;
+  if ("transcribes" in document.body.dataset) return null; // such a model has no chats
+  const seen = messages.some(({ content }) => Array.isArray(content)); // /tokenize counts text
+  if (seen || chat.busy || !messages.length || (!unsent && chat.context !== null)) return null;
   const { tools } = settings.fields();
   return { model: picker.model, messages, ...(tools ? { tools } : {}) };
 }
@@ -202,6 +212,7 @@ addEventListener("pagehide", () => chat.keep());
 document.addEventListener("visibilitychange", () => document.hidden && chat.keep()); // phones do not send pagehide
 
 new Presets(settings);
+new Microphone({ heard, failed });
 show(chat.restore());
 showHistory(WIDE.matches);
 byId("live").open = WIDE.matches;

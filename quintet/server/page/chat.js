@@ -1,7 +1,8 @@
 /** The conversation that is shown: sends it, streams the answer into it, changes its end, and keeps it. */
 
 import { complete } from "./api.js";
-import { fitting, withFiles } from "./composer/text_files.js";
+import { contentOf } from "./composer/pictures.js";
+import { fitting } from "./composer/text_files.js";
 import { Current } from "./conversations/current.js";
 import { byId, swap } from "./dom.js";
 import { Facts } from "./messages/facts.js";
@@ -95,7 +96,7 @@ export class Chat {
 
   /** Messages as the API takes them, with a question that is not sent yet. */
   turns(text = "", files = []) {
-    const next = text.trim() || files.length ? [{ role: "user", content: withFiles(text, files) }] : [];
+    const next = text.trim() || files.length ? [{ role: "user", content: contentOf(text, files) }] : [];
     return [...this.settings.system, ...this.#messages.flatMap((message) => message.turns), ...next];
   }
 

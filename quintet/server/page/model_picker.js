@@ -43,6 +43,11 @@ export class ModelPicker {
     return Number.isFinite(length) && length > 0 ? length : null;
   }
 
+  /** True where the server says that the model takes pictures. */
+  get sees() {
+    return this.#entries.get(this.model)?.architecture?.input_modalities?.includes("image") === true;
+  }
+
   /** False only where the server says that it would have to load the model first. */
   get isLoaded() {
     return ["loaded", undefined].includes(stateOf(this.#entries.get(this.model)));

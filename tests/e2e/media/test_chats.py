@@ -1,7 +1,9 @@
 """Pictures in chats: by LLM.chat and over HTTP, the tokens of LLM.generate with the same picture."""
 
 import io
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -9,6 +11,8 @@ import pytest
 from PIL import Image
 
 from quintet import LLM, SamplingParams
+from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
+from quintet.cli.main import main
 from tests.helpers.media.wrappers import Made, make, picture
 from tests.helpers.media_files import data_url
 from tests.helpers.servers.serving import Server
@@ -53,6 +57,33 @@ def test_a_chats_picture_is_that_of_the_prompt(made: Made) -> None:
     with pytest.raises(ValueError, match=r"messages\[0\].content\[1\] cannot be used: .*--allowed-media-domains"):
         wrong = content({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}})
         llm.chat([{"role": "user", "content": wrong}], params, use_tqdm=False, chat_template=TEMPLATE)
+    llm.close()
+
+
+def test_a_terminals_picture_is_that_of_the_prompt(made: Made, tmp_path: Path, capfd: Any) -> None:
+    file, text = tmp_path / "picture.png", "What is this?"
+    Image.fromarray(PICTURE).save(file)
+    shared = ["--model", str(made.folder), "--dtype", "float32", "--max-model-len", "512",
+              "--kv-cache-memory-bytes", "16M", "--max-tokens", "6", "--temperature", "0", "--ignore-eos"]  # fmt: skip
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    found = []
+    for name in ("picture.png", "other.png"):
+        Image.fromarray(PICTURE if name == "picture.png" else picture(40, 56, 9)).save(tmp_path / name)
+        given = ["--image", str(tmp_path / name), "--chat-template", str(template), "--quiet"]
+        assert main(["generate", *shared, *given, "--json", text]) == 0
+        found.append(json.loads(capfd.readouterr().out)["outputs"][0])
+    llm = LLM(str(made.folder), dtype="float32", max_model_len=512, kv_cache_memory_bytes="16M", use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    [want] = llm.generate({"prompt": f"<image>{text}", "multi_modal_data": {"image": PICTURE}}, params, use_tqdm=False)
+    assert found[0]["token_ids"] == list(want.outputs[0].token_ids) != found[1]["token_ids"]
+    speaker = TerminalConversation(llm, params, quiet=True, extras=ConversationOptions({"chat_template": TEMPLATE}))
+    speaker.handle_line(f"/image {file}")
+    speaker.handle_line(text)
+    assert capfd.readouterr().out.strip() == found[0]["text"].strip()
+    assert speaker.messages[0]["content"][0]["type"] == "image_url" and not speaker.options.pictures
+    speaker.handle_line("/image nothing.png")
+    assert "cannot read 'nothing.png'" in capfd.readouterr().err
     llm.close()
 
 

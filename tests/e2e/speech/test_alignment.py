@@ -130,3 +130,18 @@ def test_aborted_requests_leave_no_queries(with_heads: Path) -> None:
     made.step()
     assert not aligner._queries and not made.engine.scheduler.kv_cache_manager.encoder.stats().num_encoder_passes > 1
     made.close()
+
+
+ROUNDED: list[dict[str, Any]] = [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}]
+
+
+@pytest.mark.parametrize("settings", ROUNDED, ids=str)
+def test_rounded_weights_and_caches_align_alike(settings: dict[str, Any], with_heads: Path) -> None:
+    cases = {str(at): (tone(at, each[0]), *each[1:]) for at, each in enumerate(CASES[:3])}
+    exact, rounded = client(with_heads), client(with_heads, **settings)
+    want, found = align(exact, cases), align(rounded, cases)
+    for name, weights in want.items():
+        assert np.corrcoef(weights.ravel(), found[name].ravel())[0, 1] > 0.95
+        assert (weights != found[name]).any()
+    exact.close()
+    rounded.close()

@@ -115,7 +115,7 @@ def test_who_hangs_up_leaves_nothing_running(server: Server) -> None:
     names = ("vllm:num_requests_running", "quintet:open_connections")
     assert until(lambda: [server.metrics()[name] for name in names] == [0, 1])
     left = ended()
-    assert left - begun - one < 12  # of 13 windows
+    assert left - begun - one < 3 * one  # 13 windows take more than four times what three take
     assert ended_with_one_more() == left + one
 
 

@@ -113,7 +113,7 @@ def test_after_many_steps_without_drafts_one_has_some() -> None:
     ]
     for _ in range(PROBE_STEPS - 1):  # steps that are planned ahead count, too
         policy.limit([(room[0][0], 0)] if policy.skips_next else room)
-    assert not policy.skips_next or numbers(policy.limit(room)) == [2]
+    assert not policy.skips_next or numbers(policy.limit(room)) == [1]  # a token more takes as long as a step
 
 
 def test_costs_are_means_by_size_with_lines_between_them() -> None:
@@ -180,3 +180,24 @@ def test_one_rank_measures_for_all() -> None:
     assert sent == PER_TOKEN and one.take_costs() == []
     for each in (one, other):
         assert each._policy is not None and numbers(each._policy.limit(room)) == [0]
+
+
+def test_wrong_drafts_end_before_costs_are_known() -> None:
+    policy, room = DraftPolicy(4), [(request(), 4) for _ in range(16)]
+    steps = 0
+    while any(given := numbers(policy.limit(room))):
+        steps += 1
+        for (each, _), drafted in zip(room, given, strict=True):
+            if drafted:
+                policy.add_result(each, drafted, 0)
+    assert 0 < steps < 12
+    assert sum(numbers(policy.limit([(request(), 4)]))) < 4, "the next request begins with what was learned"
+
+
+def test_probes_cost_little_where_tokens_are_dear() -> None:
+    policy, room = DraftPolicy(4), [(request(), 4) for _ in range(16)]
+    policy.set_costs(PER_TOKEN)
+    given = [sum(numbers(policy.limit(room))) for _ in range(4 * PROBE_STEPS)]
+    assert max(given) > 0
+    extra = sum(np.interp(16 + count, COST_SIZES, PER_TOKEN) - np.interp(16, COST_SIZES, PER_TOKEN) for count in given)
+    assert extra <= 0.01 * len(given) * np.interp(16, COST_SIZES, PER_TOKEN)

@@ -1,6 +1,7 @@
 """Host memory and cores, as containers limit them, and what the platform makes of them."""
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -94,7 +95,19 @@ def test_an_unasked_for_cache_is_modest_and_says_so() -> None:
     config, reasons = PLATFORM().configure(EngineConfig())
     assert 0 < (config.kv_cache_memory_bytes or 0) <= 4 * 2**30
     assert "nothing was asked for" in reasons[0]
-    assert PLATFORM().configure(EngineConfig(num_pages=9)) == (EngineConfig(num_pages=9), [])
+    asked = EngineConfig(num_pages=9, prefill_tokens_beside_decode=0)
+    assert PLATFORM().configure(asked) == (asked, [])
+
+
+def test_prompts_beside_streams_take_what_reading_the_weights_takes() -> None:
+    """Machines that compute together plan alike, whatever their cores."""
+
+    def share(**settings: Any) -> int | None:
+        return PLATFORM().configure(EngineConfig(num_pages=9, **settings))[0].prefill_tokens_beside_decode
+
+    assert share() == min(max(8 * granted_threads(), 16), 256)
+    assert share(prefill_tokens_beside_decode=5) == 5 and share(enable_chunked_prefill=False) is None
+    assert share(tensor_parallel_size=2, distributed_executor_backend="external_launcher") == 16
 
 
 @pytest.mark.parametrize(

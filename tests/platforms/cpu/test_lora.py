@@ -117,6 +117,17 @@ def test_cases_of_the_kit_are_the_specifications(isa: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_gains_and_rows_are_the_specifications(isa: str, dtype: torch.dtype) -> None:
+    for what, (y, *rest) in CASES["scale_adapted"](dtype):
+        got, want = native("scale_adapted")(y.clone(), *rest), Op.registry["scale_adapted"].reference(y.float(), *rest)
+        torch.testing.assert_close(got.float(), want, rtol=torch.finfo(dtype).eps, atol=1e-6, msg=f"{what}, {isa}")
+        without = rest[-1] == 0
+        assert torch.equal(got[without], y[without])
+    for what, args in CASES["adapter_rows"](dtype):
+        assert torch.equal(native("adapter_rows")(*args), Op.registry["adapter_rows"].reference(*args)), what
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(isa: str, dtype: torch.dtype) -> None:
     """Alone; among some; with others' adapters changed; in another order; on one thread."""
     for columns, inputs in SHAPES:

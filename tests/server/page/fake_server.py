@@ -17,7 +17,7 @@ TYPES = {
     ".css": "text/css",
     ".svg": "image/svg+xml",
 }
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 MODEL = "tiny-chat"
 
 

@@ -1,8 +1,11 @@
 """Text and PDF files go with a message: by button, drag and paste, within bounds, and as text."""
 
+import base64
+import io
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from tests.server.page.browser import begin, body, finished, open_page, say
@@ -88,10 +91,49 @@ def test_files_are_dropped_and_pasted(page: Page, server: FakeServer) -> None:
     expect(chips(page)).to_have_count(3)
 
 
+def picture_file(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((width, height), 90).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def sent_picture(server: FakeServer, at: int) -> Any:
+    url = server.requests[-1]["messages"][0]["content"][at]["image_url"]["url"]
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+
+
+def test_pictures_are_thumbnails_and_sent_where_the_model_takes_them(page: Page, server: FakeServer) -> None:
+    sees = {"architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]}}
+    server.models = [{"id": "seeing", **sees}, {"id": "blind"}]
+    server.scripts += [Script(answer("A picture.")), Script(answer("Again."))]
+    open_page(page, server.url)
+    small, large = picture_file(9, 5), picture_file(2000, 1000)
+    page.locator("#file").set_input_files([
+        {"name": "small.png", "mimeType": "image/png", "buffer": small},
+        {"name": "large.png", "mimeType": "image/png", "buffer": large},
+    ])  # fmt: skip
+    expect(page.locator("#files img")).to_have_count(2)
+    page.locator("#file").set_input_files([{"name": "torn.png", "mimeType": "image/png", "buffer": small[:30]}])
+    expect(notice(page)).to_contain_text("torn.png is not a picture that this browser can read")
+    attach(page, ("a.txt", b"text"))
+    finished(say(page, "Compare."))
+    content = server.requests[0]["messages"][0]["content"]
+    assert content[0]["image_url"]["url"] == f"data:image/png;base64,{base64.b64encode(small).decode()}"
+    assert sent_picture(server, 1).format == "JPEG" and sent_picture(server, 1).size[0] in (1536, 1024, 640)
+    assert content[2] == {"type": "text", "text": "File: a.txt\n```\ntext\n```\n\nCompare."} and len(content) == 3
+    expect(page.locator(".message.user img")).to_have_count(2)
+    assert page.locator(".message.user img").first.evaluate("image => image.naturalWidth") == 9
+    page.reload()
+    expect(page.locator(".message.user img")).to_have_count(2)
+    page.locator("#model").select_option("blind")
+    page.locator("#file").set_input_files([{"name": "small.png", "mimeType": "image/png", "buffer": small}])
+    expect(notice(page)).to_contain_text("small.png is a picture, and this model takes text alone.")
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("a.png", b"\x89PNG\r\n\x1a\n\x00\x00", "a.png is not a text file (UTF-8)."),
+        ("a.png", b"\x89PNG\r\n\x1a\n\x00\x00", "a.png is a picture, and this model takes text alone."),
         ("a.bin", b"text\x00text", "a.bin is not a text file (UTF-8)."),
         ("latin1.txt", "grün".encode("latin-1"), "latin1.txt is not a text file (UTF-8)."),
         ("a.log", b"x" * 700_000, "a.log has 700 KB; the files of a message may have 500 KB together."),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _FREE = (
     "data_parallel_size", "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy",
     "long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills",
+    "prefill_tokens_beside_decode",
 )  # fmt: skip
 _SHAPE = ("max_model_len", "num_pages", "page_size", "max_num_seqs", "max_num_batched_tokens")
 

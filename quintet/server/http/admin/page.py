@@ -34,12 +34,14 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     """Returns routes for all files that the folder holds now. `tool_servers`: the page may ask for their tools."""
     files = read_page(folder)
     if tool_servers:
-        files["index.html"] = _with_tool_servers(files["index.html"])
+        files["index.html"] = _marked(files["index.html"], b"tool-servers")
+    speech = {"index.html": _marked(files["index.html"], b"transcribes")}
     routes, extractor = APIRouter(include_in_schema=False), PdfExtractor()
 
     @routes.get("/")
     async def index(http: HttpRequest) -> Response:
-        return page_response(files, "index.html", http)
+        transcribes = app_state_of(http).backend.model_info.encoder is not None
+        return page_response(speech if transcribes else files, "index.html", http)
 
     @routes.get("/page/{name:path}")
     async def file(http: HttpRequest, name: str) -> Response:
@@ -58,8 +60,9 @@ async def pdf_response(extractor: PdfExtractor, content: bytes, http: HttpReques
     return json_response(await while_connected(http, extractor.extract(content)))
 
 
-def _with_tool_servers(index: PageFile) -> PageFile:
-    return _file(index.content.replace(b"<body>", b"<body data-tool-servers>"), index.kind)
+def _marked(index: PageFile, mark: bytes) -> PageFile:
+    """Returns index.html with a mark, for what the page asks only of servers that have it."""
+    return _file(index.content.replace(b"<body", b"<body data-" + mark, 1), index.kind)
 
 
 def _file(content: bytes, kind: str) -> PageFile:

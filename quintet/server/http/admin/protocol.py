@@ -55,6 +55,13 @@ class Detokenized(msgspec.Struct):
     content: str
 
 
+class Architecture(msgspec.Struct):
+    """Kinds of input and output of a model, in llama.cpp's words."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A model that is served."""
 
@@ -66,6 +73,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     permission: list[Any] = []
+    architecture: Architecture | msgspec.UnsetType = msgspec.UNSET  # of models that take more than text
 
 
 class ModelList(msgspec.Struct, kw_only=True):

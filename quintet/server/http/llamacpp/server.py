@@ -7,6 +7,7 @@ from starlette.responses import Response
 from quintet import __version__
 from quintet.chat.prepare import render
 from quintet.chat.tool_choice import read_tools
+from quintet.media.kinds import AUDIO, IMAGE
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
@@ -57,7 +58,7 @@ async def props(http: HttpRequest) -> Response:
             chat_template=service.chat_template or ("" if tokenizer is None else tokenizer.templates),
             bos_token=str(named.get("bos_token") or ""),
             eos_token=str(named.get("eos_token") or ""),
-            modalities={"vision": False, "audio": False},
+            modalities={"vision": IMAGE in info.media.kinds, "audio": AUDIO in info.media.kinds},
             build_info=f"quintet {__version__}",
             is_sleeping=bool(service.sleep_level),
         )

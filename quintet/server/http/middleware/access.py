@@ -36,7 +36,7 @@ from quintet.server.http.usage import RequestUsage, usage_of
 logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
-PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PAGE_POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # a response id; the log may show its process part
 _LONGEST = 2000  # characters of an error message, which may quote a wrong value
 _CLIENT_GONE = 499  # nginx's status for a closed connection; only the log has it

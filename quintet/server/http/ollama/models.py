@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.engine.processes.model_info import ModelInfo
+from quintet.media.kinds import IMAGE
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.body import read_body
@@ -109,6 +110,7 @@ def _capabilities(service: AppState) -> list[str]:
     words = {
         "tools": service.parsers.tool is not None,
         "insert": tokenizer is not None and find_infill_tokens(tokenizer) is not None,
+        "vision": IMAGE in service.backend.model_info.media.kinds,
         "thinking": service.parsers.reasoning is not None,
     }
     return ["completion", *(word for word, has in words.items() if has)]

@@ -1,10 +1,11 @@
 """GET /v1/models: what is served, under which names."""
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http.admin.protocol import ModelCard, ModelList
+from quintet.server.http.admin.protocol import Architecture, ModelCard, ModelList
 from quintet.server.http.anthropic.models import model_info, model_page
 from quintet.server.http.anthropic.routes import AnthropicRoute
 from quintet.server.http.app_state import AppState
@@ -41,9 +42,13 @@ async def retrieve_model(http: HttpRequest, model: str) -> Response:
 def model_card(service: AppState, name: str) -> ModelCard:
     """Returns the facts of a name; an adapter has its base model as parent, as in vLLM."""
     served, adapter = service.backend.model_info, service.backend.lora.served.get(name)
+    kinds = served.media.kinds
+    takes = Architecture(["text", *kinds], ["text"]) if kinds else msgspec.UNSET
     if adapter is not None and not service.models.is_base(name):
         return ModelCard(
             id=name, created=adapter.created, root=adapter.path, max_model_len=served.max_model_len,
-            parent=adapter.base_model_name or service.model_names[0],
+            parent=adapter.base_model_name or service.model_names[0], architecture=takes,
         )  # fmt: skip
-    return ModelCard(id=name, created=served.created, root=served.model, max_model_len=served.max_model_len)
+    return ModelCard(
+        id=name, created=served.created, root=served.model, max_model_len=served.max_model_len, architecture=takes
+    )

@@ -92,6 +92,11 @@ class TextReader:
 
     def make_prompt(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
         """Builds the prompt from a text's token ids, truncated as the request asks."""
+        return self.fit(Prompt(ids, text, self.salt, types=types), name)
+
+    def fit(self, prompt: Prompt, name: str) -> Prompt:
+        """Checks a prompt, and truncates it as the request asks."""
+        ids = prompt.token_ids
         size = self.service.backend.model_info.vocab_size
         if not ids:
             raise ValueError(f"{name} is empty: it has no tokens; give at least one")
@@ -102,9 +107,8 @@ class TextReader:
             )
         if self.salt is not None:
             refuse_surrogates(self.salt, "cache_salt")
-        prompt = Prompt(ids, text, self.salt, types=types)
         keep = self.params.truncate_prompt_tokens
-        if self.limits.chunks_long_texts and self.params.task == "embed" and keep is None:
+        if self.limits.chunks_long_texts and self.params.task == "embed" and keep is None and not prompt.media:
             self._check_pieces(len(prompt.token_ids), name)
             return prompt
         try:
@@ -200,7 +204,7 @@ async def _conversations(service: AppState, body: InputBody, params: PoolingPara
         await render(read_chat(service, body, each, cache_salt=body.cache_salt, add_special_tokens=special), model)
         for each in given
     ]
-    return [texts.make_prompt(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]
+    return [texts.fit(each, texts.name(at, len(found))) for at, each in enumerate(found)]
 
 
 def as_list(given: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 /** The files of the message that is being written: by button, drag or paste, shown as chips. */
 
 import { byId, h } from "../dom.js";
+import { isPicture, readPicture } from "./pictures.js";
 import { MAX_FILES, bytesOf, fitting, readTextFile, size } from "./text_files.js";
 
 export class Attachments {
@@ -9,7 +10,10 @@ export class Attachments {
   #chips = byId("files");
   #input = byId("file");
 
-  /** `on.changed()`: the list is another. `on.failed(reason)`: files were not attached; empty where all were. */
+  /**
+   * `on.changed()`: the list is another. `on.failed(reason)`: files were not attached; empty where all were.
+   * `on.sees()`: whether the model takes pictures.
+   */
   constructor(on) {
     this.on = on;
     byId("attach").addEventListener("click", () => this.#input.click());
@@ -38,7 +42,7 @@ export class Attachments {
     for (const file of files) {
       try {
         if (this.list.length >= MAX_FILES) throw new Error(`A message takes ${MAX_FILES} files. Remove one first.`);
-        this.list.push(await readTextFile(file, bytesOf(this.list)));
+        this.list.push(await this.#attached(file));
       } catch (error) {
         if (!reasons.includes(error.message)) reasons.push(error.message);
       }
@@ -47,6 +51,12 @@ export class Attachments {
     this.#draw();
     this.on.failed(reasons.slice(0, 3).join(" "));
     byId("text").focus();
+  }
+
+  async #attached(file) {
+    if (!isPicture(file)) return readTextFile(file, bytesOf(this.list));
+    if (!this.on.sees()) throw new Error(`${file.name} is a picture, and this model takes text alone.`);
+    return readPicture(file);
   }
 
   /** Puts files of a draft or of a taken-back message before the others; those beyond the bounds are left out. */
@@ -71,7 +81,8 @@ export class Attachments {
         this.#draw();
         byId("text").focus();
       });
-      return h("li", { class: "chip" }, h("span", {}, file.name), h("small", {}, size(bytesOf([file]))), remove);
+      const small = file.url ? thumbnail(file) : h("small", {}, size(bytesOf([file])));
+      return h("li", { class: "chip" }, h("span", {}, file.name), small, remove);
     }));
     this.#chips.hidden = this.list.length === 0;
     this.on.changed();
@@ -96,8 +107,14 @@ export class Attachments {
   }
 }
 
-/** A file of a message that was sent; its text unfolds. */
+/** A picture, small. */
+function thumbnail({ name, url }) {
+  return h("img", { class: "thumbnail", src: url, alt: name });
+}
+
+/** A file of a message that was sent; its text unfolds, and a picture is shown. */
 export function fileChip(file) {
+  if (file.url) return thumbnail(file);
   const text = h("pre", { tabindex: 0, role: "region", "aria-label": `Text of ${file.name}` });
   const summary = h("summary", {}, file.name, " ", h("small", {}, size(bytesOf([file]))));
   const chip = h("details", { class: "file" }, summary, text);

@@ -1,6 +1,7 @@
 /** Text and PDF files for a message: reads and bounds them, and writes them into the prompt. */
 
 import { pdfText } from "../api.js";
+import { isPictureFile } from "./pictures.js";
 
 export const MAX_FILES = 10; // of a message
 export const MAX_BYTES = 500_000; // of a message's files together
@@ -41,11 +42,16 @@ function tooLarge(name, bytes, used) {
   return new Error(`${name} has ${size(bytes)}${rest}; ${most}. Attach a part of it.`);
 }
 
-/** True for a list of names with texts within the bounds. */
+/** True for a list of names with texts, or with pictures' data URLs, within the bounds. */
 export function areFiles(list) {
   return Array.isArray(list) && list.length <= MAX_FILES
-    && list.every((file) => typeof file?.name === "string" && typeof file.text === "string")
+    && list.every((file) => file && (isPictureFile(file) || (typeof file.name === "string" && typeof file.text === "string")))
     && bytesOf(list) <= MAX_BYTES;
+}
+
+/** Copies of files, with their known fields alone. */
+export function copyFiles(list) {
+  return list.map(({ name, text, url }) => (url ? { name, url } : { name, text }));
 }
 
 /** Those of these files, from the first on, that a message takes together. */
@@ -54,7 +60,7 @@ export function fitting(files) {
 }
 
 export function bytesOf(files) {
-  return files.reduce((sum, { text }) => sum + new Blob([text]).size, 0);
+  return files.reduce((sum, { text = "" }) => sum + new Blob([text]).size, 0);
 }
 
 /** The content of a message: each file in a code block under its name, then the text. */

@@ -1,7 +1,7 @@
 /** One conversation as data: checks it, names it, bounds it. Messages are what Message.kept returns. */
 
 import { areCalls } from "../messages/calls.js";
-import { areFiles } from "../composer/text_files.js";
+import { areFiles, copyFiles } from "../composer/text_files.js";
 
 export const MAX_TITLE = 200; // characters
 export const MAX_MESSAGES = 20_000; // more than a kept conversation can have: a message takes 95 characters
@@ -21,7 +21,7 @@ export function readRecord(value) {
     updated: Number.isFinite(updated) ? updated : 0,
     messages: value.messages.map(readMessage),
     draft,
-    files: files.map(({ name, text }) => ({ name, text })),
+    files: copyFiles(files),
   };
 }
 
@@ -39,7 +39,7 @@ function readMessage(message, at) {
   if (calls !== undefined && !areCalls(calls)) throw wrong("has tool calls that are not complete");
   if (calls?.length) copy.calls = calls.map(copyCall);
   if (files !== undefined && !areFiles(files)) throw wrong("has attached files that are not names with texts");
-  if (files?.length) copy.files = files.map(({ name, text }) => ({ name, text }));
+  if (files?.length) copy.files = copyFiles(files);
   if (Number.isFinite(context)) copy.context = context;
   return copy;
 }
@@ -62,7 +62,7 @@ export function textOf(record) {
   return [...parts, record.draft, ...record.files.flatMap(fileText)].join("\n");
 }
 
-function fileText({ name, text }) {
+function fileText({ name, text = "" }) {
   return [name, text];
 }
 

@@ -3,7 +3,7 @@
 import { Calls } from "./calls.js";
 import { copyButton } from "../clipboard.js";
 import { fileChip } from "../composer/attachments.js";
-import { withFiles } from "../composer/text_files.js";
+import { contentOf } from "../composer/pictures.js";
 import { h, swap } from "../dom.js";
 import { Growing } from "../markdown/markdown.js";
 import { Stopwatch, Thinking, split } from "./thinking.js";
@@ -15,7 +15,7 @@ const FINISHES = { length: "max tokens reached", content_filter: "filtered" };
 export class Message {
   content = ""; // as it came: thoughts may stand in it, between tags
   reasoning = ""; // thoughts that came beside it
-  files = []; // text files that the user attached: names and texts
+  files = []; // files that the user attached: names, with texts or with pictures
   context = null; // tokens of the conversation up to here, as the server counted them
   calls = new Calls();
   tokens = null; // a TokenRow, once the first probability comes
@@ -66,7 +66,7 @@ export class Message {
   /** The message as the API takes it, with the results of its calls. Calls without a result are left out. */
   get turns() {
     const calls = this.calls.answered;
-    if (!calls.length) return [{ role: this.role, content: withFiles(this.text, this.files) }];
+    if (!calls.length) return [{ role: this.role, content: contentOf(this.text, this.files) }];
     const tool_calls = calls.map(({ id, name, arguments: text }) =>
       ({ id, type: "function", function: { name, arguments: text || "{}" } }));
     const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));

@@ -119,7 +119,7 @@ async def test_the_prefix_cache_is_reset() -> None:
 async def test_the_page_comes_from_memory_with_its_type(tmp_path: Path) -> None:
     index = await get("/")
     assert index.status_code == 200 and index.headers["content-type"].startswith("text/html")
-    policy = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    policy = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     assert index.headers["content-security-policy"] == policy
     async with client() as http:
         again = await http.get("/", headers={"If-None-Match": f'W/"x", {index.headers["etag"]}'})

@@ -312,3 +312,10 @@ async def test_tokens_are_counted_and_the_routes_described() -> None:
             described[path]["post"]["responses"]["200"]["content"]
         )
     assert json.dumps(described)
+
+
+async def test_the_page_learns_that_the_model_transcribes() -> None:
+    for fake, wanted in ((whisper_backend(), True), (FakeBackend(tokenizer()), False)):
+        async with client(fake) as http:
+            index = (await http.get("/")).text
+        assert ("<body data-transcribes>" in index) is wanted and "<body" in index

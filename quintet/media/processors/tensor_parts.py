@@ -1,4 +1,4 @@
-"""Loads transformers' video processors where torchvision is not installed.
+"""Loads transformers' processors of videos, and of images that have no other, where torchvision is not installed.
 
 Their modules import torchvision, for a few functions. tensor_images.py has these; how frames are chosen, resized and
 cut into patches stays transformers' own code.
@@ -13,22 +13,22 @@ from types import ModuleType
 from typing import Any
 
 from quintet.media.families import MediaModel
-from quintet.media.kinds import VIDEO
 
 _FUNCTIONS = "torchvision.transforms.v2.functional"
 _lock = threading.Lock()
 
 
-def load_video_processor(model: MediaModel) -> Any:
-    """Returns the video processor of a model's folder, by its family's class."""
-    module, _, name = model.family.kinds[VIDEO].processor.partition(".")
+def load_tensor_part(model: MediaModel, kind: str) -> Any:
+    """Returns the processor of a kind of media from a model's folder, by its family's class."""
+    module, _, name = model.family.kinds[kind].processor.partition(".")
+    word = "video" if name.endswith("VideoProcessor") else "image"
     with _lock:
-        found = getattr(_module(module), name)
+        found = getattr(_module(f"transformers.models.{module}.{word}_processing_{module}"), name)
     return found.from_pretrained(model.folder, local_files_only=True)
 
 
-def _module(name: str) -> ModuleType:
-    """Imports transformers' module of a video processor, with our functions in the place of torchvision's."""
+def _module(full: str) -> ModuleType:
+    """Imports transformers' module of a processor, with our functions in the place of torchvision's."""
     functions = importlib.import_module("quintet.media.processors.tensor_images")
     backends = importlib.import_module("transformers.image_processing_backends")
     for each in (backends, importlib.import_module("transformers.video_processing_utils")):
@@ -36,7 +36,6 @@ def _module(name: str) -> ModuleType:
             each.tvF = functions  # type: ignore[attr-defined]
     if not getattr(backends, "pil_torch_interpolation_mapping", None):
         backends.pil_torch_interpolation_mapping = functions.INTERPOLATIONS  # type: ignore[attr-defined]
-    full = f"transformers.models.{name}.video_processing_{name}"
     if full in sys.modules:
         return sys.modules[full]
     with _standing_in(functions):
