@@ -379,8 +379,7 @@ def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -
         completions, tokens = completions + params.n, tokens + prompt.num_tokens
         if pooling is not None:
             logprobs += _num_values(pooling, served, length) // NUMBERS_PER_LOGPROB + 1
-        if served.expert_bytes and pooling is None:
-            logprobs += params.n * (length + most) * served.expert_bytes // _LOGPROB + 1
+        logprobs += params.n * (length + most) * served.expert_bytes // _LOGPROB  # 0 unless they are returned
         logprobs += params.n * (of_output + _num_logprobs(params.prompt_logprobs, served) * length)
     if asks and asks[0].pooling is not None:
         completions = min(completions, MAX_TEXTS)
