@@ -1,7 +1,6 @@
 """Host memory and cores, as containers limit them, and what the platform makes of them."""
 
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
