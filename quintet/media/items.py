@@ -42,7 +42,7 @@ class DecodedMedia:
     is_rows: bool = False  # `data` is what an encoder would give, float32 [rows, H] (image_embeds, audio_embeds)
 
 
-ROWS = "rows"  # field of an item that an encoder need not see: its rows
+ROWS = "*rows"  # field of an item that an encoder need not see: its rows; no processor has one of this name
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments tha
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
     **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
-    **dict.fromkeys(("known_ids", "place_tokens", "gather_pages", "scatter_pages"), (torch.int32,)),
+    **dict.fromkeys(("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32, torch.float32)),
 }
 

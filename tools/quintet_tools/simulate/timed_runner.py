@@ -24,6 +24,8 @@ def _no_worker(rank: int) -> Worker:
 class TimedSteps(StepRunner):
     """Steps of one engine, with a clock of its own. Times are seconds of the trace."""
 
+    routed_experts = None  # it computes none
+
     def __init__(self, costs: Costs, busy: Callable[[], int], seed: int = 0) -> None:
         """`busy`: how many engines of its machine compute, this one among them. `seed`: of how steps differ."""
         self.spans, self.ranks = Spans(), WorkerGroup(0, _no_worker)
