@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from quintet import LLM, SamplingParams
-from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
+from quintet.cli.chat.conversation import TerminalConversation
 from quintet.cli.main import main
 from tests.helpers.media.wrappers import Made, make, picture
 from tests.helpers.media_files import data_url
@@ -63,21 +64,22 @@ def test_a_chats_picture_is_that_of_the_prompt(made: Made) -> None:
 def test_a_terminals_picture_is_that_of_the_prompt(made: Made, tmp_path: Path, capfd: Any) -> None:
     file, text = tmp_path / "picture.png", "What is this?"
     Image.fromarray(PICTURE).save(file)
-    shared = ["--model", str(made.folder), "--dtype", "float32", "--max-model-len", "512",
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    shared = ["--model", str(folder), "--dtype", "float32", "--max-model-len", "512",
               "--kv-cache-memory-bytes", "16M", "--max-tokens", "6", "--temperature", "0", "--ignore-eos"]  # fmt: skip
-    template = tmp_path / "template.jinja"
-    template.write_text(TEMPLATE)
     found = []
     for name in ("picture.png", "other.png"):
         Image.fromarray(PICTURE if name == "picture.png" else picture(40, 56, 9)).save(tmp_path / name)
-        given = ["--image", str(tmp_path / name), "--chat-template", str(template), "--quiet"]
+        given = ["--image", str(tmp_path / name), "--quiet"]
         assert main(["generate", *shared, *given, "--json", text]) == 0
         found.append(json.loads(capfd.readouterr().out)["outputs"][0])
-    llm = LLM(str(made.folder), dtype="float32", max_model_len=512, kv_cache_memory_bytes="16M", use_tqdm=False)
+    llm = LLM(str(folder), dtype="float32", max_model_len=512, kv_cache_memory_bytes="16M", use_tqdm=False)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     [want] = llm.generate({"prompt": f"<image>{text}", "multi_modal_data": {"image": PICTURE}}, params, use_tqdm=False)
     assert found[0]["token_ids"] == list(want.outputs[0].token_ids) != found[1]["token_ids"]
-    speaker = TerminalConversation(llm, params, quiet=True, extras=ConversationOptions({"chat_template": TEMPLATE}))
+    speaker = TerminalConversation(llm, params, quiet=True)
     speaker.handle_line(f"/image {file}")
     speaker.handle_line(text)
     assert capfd.readouterr().out.strip() == found[0]["text"].strip()
