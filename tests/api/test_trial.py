@@ -95,6 +95,14 @@ def test_a_type_without_a_file_runs_by_the_backend(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == f"{tmp_path} (diffllama): backend, tokens equal transformers'\n"
 
 
+def test_a_model_with_an_encoder_of_text_is_native_and_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", folder_of(tmp_path, model_type="bart")]) == 1, "nothing was compared"
+    line = capsys.readouterr().out
+    assert line.startswith(f"{tmp_path} (bart): native, ") and "equal" not in line and "encoder and a decoder" in line
+
+
 def test_a_wrapper_is_tried_as_its_text_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "run_here", lambda small, settings: small.tokens)
     result = trial.try_model(EngineConfig(model=folder_of(tmp_path, model_type="gemma3")))
@@ -102,9 +110,9 @@ def test_a_wrapper_is_tried_as_its_text_model(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["try", folder_of(tmp_path, model_type="bart")]) == 1
+    assert main(["try", folder_of(tmp_path, model_type="xlm")]) == 1
     line = capsys.readouterr().out
-    assert "(bart): refused: " in line and "_supports_attention_backend" in line and line.count("\n") == 1
+    assert "(xlm): refused: " in line and "_supports_attention_backend" in line and line.count("\n") == 1
 
 
 def test_a_token_that_differs_is_reported(

@@ -70,6 +70,9 @@ def try_model(config: EngineConfig) -> TrialResult:
         why += "; the code that comes with it was not run" if raw.get("auto_map") else ""
         return TrialResult(config.model, kind, NATIVE if native else REFUSED, None, why)
     whole = transformers_config(kind, raw, file)
+    if getattr(whole, "is_encoder_decoder", False) and kind in families():
+        why = "it has an encoder and a decoder, of which no small copy is made; `quintet conformance` compares it"
+        return TrialResult(config.model, kind, NATIVE, None, why)
     try:
         text = whole.get_text_config()
     except ValueError as error:  # several of them

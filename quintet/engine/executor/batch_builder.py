@@ -169,7 +169,7 @@ class BatchBuilder:
             return batch
         inputs = batch.inputs._replace(adapters=np.array(slots, np.int32)[batch.token_to_seq])
         extras = [request.lora_slot * (request.lora is not None and request.lora.has_extras) for request in requests]
-        if any(extras) or always:
+        if any(extras) or self.fixed:
             inputs = inputs._replace(adapter_extras=np.array(extras, np.int32)[batch.token_to_seq])
         return batch._replace(inputs=inputs)
 

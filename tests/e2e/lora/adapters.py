@@ -94,7 +94,7 @@ def assert_equal_to(model: Any, outputs: list[RequestOutput], prompts: Collectio
         ours = torch.tensor(
             [entry[token].logprob for entry, token in zip(output.outputs[0].logprobs, ids, strict=True)]
         )
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-4)  # recurrent layers add in another order
 
 
 def request_of(folder: Path, number: int = 0) -> LoRARequest:

@@ -36,7 +36,7 @@ def adapters(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> list[LoRAR
         tensors = {
             f"base_model.model.{name}.lora_{part}.weight": tensor
             for name, pair in random_adapter(tiny, number, 2, "lm_head").items()
-            for part, tensor in zip("AB", pair, strict=True)
+            for part, tensor in zip("AB", (pair.lora_a, pair.lora_b), strict=True)
         }
         direction = torch.randn(2, tiny.text.hidden_size, generator=torch.Generator().manual_seed(number))
         signs = torch.zeros(tiny.text.vocab_size, 2)
