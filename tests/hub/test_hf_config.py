@@ -58,8 +58,8 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"rope_theta": 5e6, "no_rope_layer_interval": 3, "num_hidden_layers": 7, "use_sliding_window": False}),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
-# heads do not divide the hidden size that these two have where they say nothing; of the rest, transformers has no class
-ODD = {"glm4_moe", "qwen3_omni_moe_text", "kimi_k2", *LEGACY_ADAPTERS}
+# heads do not divide the default hidden size of the first three; of the rest, transformers has no class
+ODD = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text", "kimi_k2", *LEGACY_ADAPTERS}
 BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - ODD)]
 TINY = [
     (family, each) for family, found in models.EVERY.items() if family not in LEGACY_ADAPTERS for each in found.values()

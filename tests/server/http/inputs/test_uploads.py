@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,7 +42,9 @@ def open_files() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Gives each test a temporary folder of its own: other tests' compilers use the common one meanwhile."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gc.collect()
     before, names = open_files(), set(os.listdir(tempfile.gettempdir()))
     yield
