@@ -23,6 +23,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Triton reads it when a kernel is declared: without a GPU kernels run in its interpreter
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A shell starts what runs in the background with Ctrl-C ignored, and so would be what the tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.hookimpl(optionalhook=True)  # also without xdist
 def pytest_xdist_auto_num_workers() -> int:
