@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.audio.log_mel import FEATURES
 from quintet_tools.checkpoints.encoder_decoders import WHISPER
+from quintet_tools.checkpoints.tiny import folder_of_all
 
 EOT, SOT, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = range(60, 69)
 ROWS, BINS = 100, 20  # 2 s
@@ -39,7 +40,7 @@ def small_model(**differences: Any) -> tuple[Path, WhisperForConditionalGenerati
     for name, each in made.named_parameters():  # biases and norms begin as zeros and ones
         each.data.copy_(torch.randn_like(each) * 0.3 + ("norm.weight" in name))
     made.generation_config = GenerationConfig(**GENERATION)
-    folder = Path(tempfile.mkdtemp(prefix="quintet-whisper-"))
+    folder = Path(tempfile.mkdtemp(dir=folder_of_all().name))
     made.save_pretrained(folder)
     return folder, made
 

@@ -10,6 +10,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import GenerationConfig, PreTrainedTokenizerFast, WhisperConfig, WhisperForConditionalGeneration
 
+from quintet_tools.checkpoints.tiny import folder_of_all
+
 SPECIAL = (
     "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>",
     "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
@@ -49,7 +51,7 @@ def small_whisper() -> Path:
         no_timestamps_token_id=token["<|notimestamps|>"], max_initial_timestamp_index=50, decoder_start_token_id=sot,
         eos_token_id=eot, pad_token_id=eot, bos_token_id=eot, is_multilingual=True,
     )  # fmt: skip
-    folder = Path(tempfile.mkdtemp(prefix="quintet-whisper-"))
+    folder = Path(tempfile.mkdtemp(dir=folder_of_all().name))
     made.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>").save_pretrained(folder)
     return folder

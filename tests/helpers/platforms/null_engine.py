@@ -25,7 +25,9 @@ def folder() -> Path:
     """A model's configuration without weights; end-of-text is token 2."""
     from transformers import LlamaConfig
 
-    made = Path(tempfile.mkdtemp(prefix="quintet-null-"))
+    from quintet_tools.checkpoints.tiny import folder_of_all
+
+    made = Path(tempfile.mkdtemp(dir=folder_of_all().name))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaConfig(
         vocab_size=VOCAB, num_key_value_heads=1, max_position_embeddings=512, eos_token_id=2, **sizes

@@ -18,7 +18,9 @@ def folder() -> Path:
     """End-of-text is token 1."""
     from transformers import LlamaConfig
 
-    made = Path(tempfile.mkdtemp(prefix="quintet-shaped-"))
+    from quintet_tools.checkpoints.tiny import folder_of_all
+
+    made = Path(tempfile.mkdtemp(dir=folder_of_all().name))
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaConfig(
         vocab_size=SIZE, num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=0, eos_token_id=1, **sizes

@@ -23,6 +23,7 @@ from quintet.engine.kv_transfer.p2p.protocol import PageFormat, PeerChannel
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
 from quintet.engine.kv_transfer_params import LeasePeer
+from quintet_tools.checkpoints.tiny import folder_of_all
 
 FACTS = PageFormat("a checkpoint", "float32", 4, ((1, 2, 3),))
 KEY = b"a key that all engines share"
@@ -48,7 +49,7 @@ def listening(kind: str) -> socket.socket:
     if kind != "shared memory":
         return socket.create_server(("127.0.0.1", 0))
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    found.bind(str(Path(tempfile.mkdtemp()) / "pages"))
+    found.bind(str(Path(tempfile.mkdtemp(dir=folder_of_all().name)) / "pages"))
     found.listen()
     return found
 
