@@ -1,27 +1,23 @@
 """The served model as one that transcribes, and the requests of one transcription as parts of one API call."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prompts import Prompt
-from quintet.chat.speech import AudioPrompts, aligning_params
-from quintet.media.audio.resample import Samples
-from quintet.outputs import CompletionOutput, RequestOutput
-from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.chat.speech import SpeechRequests
+from quintet.outputs import RequestOutput
+from quintet.sampling_params import SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.usage import usage_of
-from quintet.transcription.alignment import AlignmentSpan
 from quintet.transcription.model import SpeechModel
 from quintet.transcription.transcriber import WINDOWS_AT_ONCE
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 
 def need_speech(service: AppState) -> SpeechModel:
@@ -49,28 +45,19 @@ def windows_at_once(service: AppState) -> int:
     return min(WINDOWS_AT_ONCE, service.capacity.limits.completions)
 
 
-class CallEngine:
+class CallEngine(SpeechRequests):
     """SpeechEngine over one API call: all of its requests end with the call."""
 
     def __init__(self, service: AppState, http: HTTPConnection, call: EngineCall, priority: int = 0) -> None:
         encoder = service.backend.model_info.encoder
         assert encoder is not None
-        self._call, self._priority, self._prompts = call, priority, AudioPrompts(encoder, windows_at_once(service))
+        super().__init__(encoder, windows_at_once(service))
+        self._call, self._priority = call, priority
         self._usage = usage_of(http)
         self._number = 0
 
-    async def generate(self, samples: Samples, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
-        """As SpeechEngine.generate. Raises what ends the call, and ApiError if the request fails."""
-        return (await self._output(await self._prompts.make(prompt, samples), params)).outputs[0]
-
-    async def align(self, samples: Samples, tokens: Sequence[int], span: AlignmentSpan) -> "NDArray[np.float32]":
-        """As SpeechEngine.align. Raises as generate()."""
-        output = await self._output(await self._prompts.make(tokens, samples, span), aligning_params())
-        assert output.pooled is not None, "an engine with an encoder of audio aligns"
-        return output.pooled
-
-    async def _output(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        params.output_kind = RequestOutputKind.FINAL_ONLY
+    async def output(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        """As SpeechRequests.output. Raises what ends the call, and ApiError if the request fails."""
         ask = PromptRequest(prompt, params, self._priority)
         number, self._number = self._number, self._number + 1
         self._usage.count_prompts([ask])
