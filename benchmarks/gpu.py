@@ -170,7 +170,7 @@ def steps(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float
 
     for requests, context in DECODES:
         yield partial(decode, requests, context)
-    for tokens in (each for each in PROMPTS if each <= made.config.max_num_batched_tokens):
+    for tokens in (each for each in PROMPTS if each <= made.config.step_tokens):
         yield partial(prompt, tokens)
 
 

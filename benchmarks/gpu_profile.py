@@ -123,7 +123,7 @@ def measure(made: EnginePlan, shape: str, tell: Callable[..., None]) -> int:
     worker, wait = made.ranks.workers[0], waiting(device)
     for name, (requests, new, behind) in STEPS.items():
         host = batch(requests, new, behind)
-        if not fits(made, host) or new > made.config.max_num_batched_tokens:
+        if not fits(made, host) or new > made.config.step_tokens:
             continue
         rounds, host = REPLAYS if device.type != "cpu" else 1, padded(made, host)
         step = partial(worker.run, host)

@@ -75,7 +75,7 @@ def _pages(checkpoint: str, length: int) -> int:
     size = EngineConfig().page_size
     sizes = ModelSizes(torch.bfloat16, size, length)
     worker = Worker(choose("null").platform(), load_model_config(Path(checkpoint)), sizes)
-    return worker.kv_cache_layout.max_pages(length, size, EngineConfig().max_num_batched_tokens) + 1
+    return worker.kv_cache_layout.max_pages(length, size, EngineConfig().step_tokens) + 1
 
 
 def open_llama(job: Job, length: int) -> Opened:

@@ -1,4 +1,4 @@
-"""Gives memory back to the system once a process has started: free heap, and pages of libraries that the start read."""
+"""Gives memory back to the system once a process has started: free heap, and pages of files that the start read."""
 
 import contextlib
 import ctypes
@@ -19,10 +19,10 @@ def release_free_memory() -> None:
             trim(0)
 
 
-def release_library_pages(maps: Path = _MAPS) -> int:
-    """Drops the pages of shared libraries from this process, and returns their bytes. They stay in the system's cache
-    of files, and those that are used again come from there: `import torch` reads 60 MiB to register operators and to
-    relocate, of which serving needs a tenth.
+def release_file_pages(maps: Path = _MAPS) -> int:
+    """Drops the pages of mapped files from this process, and returns their bytes. They stay in the system's cache of
+    files, and those that are used again come from there: `import torch` reads 60 MiB of libraries to register operators
+    and to relocate, of which serving needs a tenth, and a GGUF file's vocabulary takes 5.
 
     Only pages that equal the file's: a map with a changed page (a relocated table, a debugger's break) is left as it
     is, and so is one that can be written to.
@@ -43,7 +43,7 @@ def release_library_pages(maps: Path = _MAPS) -> int:
 
 
 def _unchanged(lines: Iterable[str]) -> Iterator[tuple[int, int, int]]:
-    """Yields start, stop and resident bytes of maps of libraries of which no page was changed."""
+    """Yields start, stop and resident bytes of those maps of which no page was changed."""
     place: str | None = None
     values: dict[str, int] = {}
     for line in lines:
@@ -52,13 +52,19 @@ def _unchanged(lines: Iterable[str]) -> Iterator[tuple[int, int, int]]:
             if place is not None:
                 yield from _if_unchanged(place, values)
             fields = line.split(maxsplit=5)
-            library = len(fields) == 6 and ".so" in fields[5].rpartition("/")[2]
-            place, values = (name if library and fields[1] in ("r-xp", "r--p") else None), {}
+            place, values = (name if len(fields) == 6 and _is_released(fields[1], fields[5]) else None), {}
         elif place is not None:
             with contextlib.suppress(ValueError, IndexError):  # the line of flags has no number
                 values[name] = int(rest.split()[0]) * 1024
     if place is not None:
         yield from _if_unchanged(place, values)
+
+
+def _is_released(rights: str, path: str) -> bool:
+    """Returns whether a map is of a library, or of a GGUF file's header: weights are mapped with rights to write."""
+    if path.rstrip().endswith(".gguf"):
+        return rights == "r--s"
+    return ".so" in path.rpartition("/")[2] and rights in ("r-xp", "r--p")
 
 
 def _if_unchanged(place: str, values: dict[str, int]) -> Iterator[tuple[int, int, int]]:

@@ -145,7 +145,7 @@ class EngineConfig(
         return cls(**by_field_name(kwargs))
 
 
-_NEVER_NONE = ("max_num_seqs", "max_num_batched_tokens", "page_size", "gpu_memory_utilization")  # None: the default
+_NEVER_NONE = ("max_num_seqs", "page_size", "gpu_memory_utilization")  # None: the default
 # settings of vLLM's scripts that ask for what is so here anyway
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (True, False),

@@ -5,13 +5,20 @@ from dataclasses import dataclass
 from quintet.common.value_parsers import boolean, count, optional
 from quintet.config.schema.fields import choice_field, option
 
+STEP_TOKENS = 2048
+HOST_STEP_TOKENS = 512  # a step's results lie beside the weights, and streams wait for a prompt's step
+
 
 @dataclass(frozen=True)
 class SchedulingOptions:
     """Limits on requests and tokens in a step."""
 
     max_num_seqs: int = option(256, count(), "most requests in one step", group="scheduling")
-    max_num_batched_tokens: int = option(2048, count(), "most tokens in one step", group="scheduling")
+    max_num_batched_tokens: int | None = option(
+        None, optional(count()), f"most tokens in one step; {STEP_TOKENS}, if not given, and {HOST_STEP_TOKENS} where "
+        "a model that makes text has its weights in the host's memory",
+        group="scheduling",
+    )  # fmt: skip
     enable_chunked_prefill: bool = option(True, boolean, "let a long prompt take several steps", group="scheduling")
     long_prefill_token_threshold: int = option(
         0, count(0), "a prompt with more tokens is long, and a step computes no more of it than that, so that others "
@@ -39,6 +46,11 @@ class SchedulingOptions:
     scheduling_policy: str = choice_field(
         "fcfs", "fcfs", "priority", help="who goes first: first come, or the lowest priority number", group="scheduling"
     )
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens in one step."""
+        return self.max_num_batched_tokens or STEP_TOKENS
 
     def _check(self) -> None:
         partial, long = self.max_num_partial_prefills, self.max_long_partial_prefills

@@ -3,12 +3,14 @@
 from typing import Any
 
 from quintet.config import EngineConfig
+from quintet.config.scheduler import HOST_STEP_TOKENS, STEP_TOKENS
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
 from quintet.engine.parallel.setup import smallest_plan
 from quintet.engine.step_plan import SchedulerLimits
+from quintet.interface.platform import Capabilities
 from quintet.interface.types import MaxShape, ShapeBucket
 
 LONG_PREFILL_SHARE = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
@@ -25,9 +27,7 @@ def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
     long = config.long_prefill_token_threshold or (max(1, int(length * LONG_PREFILL_SHARE)) if several else 0)
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, MIN_STAGE_TOKENS)
-        if staged
-        else config.max_num_batched_tokens,
+        max_num_batched_tokens=min(config.step_tokens, MIN_STAGE_TOKENS) if staged else config.step_tokens,
         max_logit_rows=_logit_rows(config),
         chunked_prefill=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
@@ -39,9 +39,27 @@ def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
     )
 
 
+def with_step_tokens(config: EngineConfig, facts: Capabilities, whole_runs: bool, reasons: list[str]) -> EngineConfig:
+    """Sets max_num_batched_tokens if the user did not, and adds the reason. `whole_runs`: pictures whose tokens see one
+    another come in one step."""
+    in_host_memory = bool(facts.layout_key)
+    if config.max_num_batched_tokens is not None or not in_host_memory:
+        return config
+    if config.runner == "pooling" or whole_runs or not config.enable_chunked_prefill:
+        return config
+    spec = config.speculative_config
+    each = 2 + (0 if spec is None else spec.num_speculative_tokens)  # of a request that decodes, and one of a prompt
+    tokens = min(STEP_TOKENS, max(HOST_STEP_TOKENS, each * config.max_num_seqs))
+    reasons.append(
+        f"max_num_batched_tokens={tokens}: a step's results take host memory beside the weights, and streams wait "
+        "for a prompt's step"
+    )
+    return config.replace(max_num_batched_tokens=tokens)
+
+
 def make_memory_plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: WorkerGroup) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
-    tokens = config.max_num_batched_tokens
+    tokens = config.step_tokens
     if not config.enable_chunked_prefill:  # a whole prompt must find room
         tokens = max(tokens, sizes.max_model_len)
 
@@ -61,12 +79,12 @@ def largest_step(config: EngineConfig, worker: Worker, length: int) -> ShapeBuck
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
     widths = worker.kv_cache_layout.table_widths(pages, worker.kv_cache_layout.encoder_pages(config.page_size))
-    return ShapeBucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
+    return ShapeBucket(config.step_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 
 def _logit_rows(config: EngineConfig) -> int:
     """Rows of outputs that a step may have: one for each request, and room for the scores of prompts; where texts
     become numbers, one for each token."""
     if config.runner == "pooling":
-        return config.max_num_batched_tokens
-    return min(config.max_num_batched_tokens, max(MIN_LOGIT_ROWS, config.max_num_seqs + MIN_LOGIT_ROWS // 4))
+        return config.step_tokens
+    return min(config.step_tokens, max(MIN_LOGIT_ROWS, config.max_num_seqs + MIN_LOGIT_ROWS // 4))

@@ -50,7 +50,7 @@ from quintet.engine.row_store.factory import describe_row_store, make_row_store,
 from quintet.engine.sampling.load_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
-from quintet.engine.sizing import make_memory_plan, scheduler_limits
+from quintet.engine.sizing import make_memory_plan, scheduler_limits, with_step_tokens
 from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
@@ -148,6 +148,7 @@ def _decide(
     elif config.enable_return_routed_experts:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
+    config = with_step_tokens(config, facts, media.whole_runs, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(
@@ -197,7 +198,7 @@ def _fit_config(
             f"long_prefill_token_threshold={config.long_prefill_token_threshold} is beyond max_model_len="
             f"{plan.max_model_len}, so that no prompt is long; lower it, or leave it out"
         )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+    if not config.enable_chunked_prefill and config.step_tokens < plan.max_model_len:
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
     captures = [each for each in ("capture_ahead", "capture_sizes", "max_capture_size") if getattr(config, each)]
@@ -286,7 +287,7 @@ def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog |
     pool = PagePool(plan.num_pages, caching, journal)
     rows = make_row_store(prepared.sizes.row_store)
     encoder = encoders.make_encoder_cache(worker, pool, config.page_size)
-    step, groups = config.max_num_batched_tokens, worker.kv_cache_layout.groups
+    step, groups = config.step_tokens, worker.kv_cache_layout.groups
     return KVCacheManager(pool, config.page_size, groups, step, slots, rows, encoder)
 
 

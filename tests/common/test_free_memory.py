@@ -1,4 +1,4 @@
-"""Pages of libraries are dropped where they equal the file's, and are there again when they are used."""
+"""Pages of libraries and GGUF headers are dropped where they equal the file's, and come again when they are used."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.common.free_memory import _unchanged, release_library_pages
+from quintet.common.free_memory import _unchanged, release_file_pages
 
 HEAD = "{} {} 00000000 08:01 42                         {}\n"
 BODY = (
@@ -20,7 +20,7 @@ def smaps(*maps: tuple[str, str, str, int, int]) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def test_only_unchanged_maps_of_libraries_that_cannot_be_written_to_are_dropped() -> None:
+def test_only_unchanged_maps_of_libraries_and_headers_that_cannot_be_written_to_are_dropped() -> None:
     lines = smaps(
         ("1000-2000", "r-xp", "/usr/lib/libbig.so.1.2", 4096, 0),
         ("2000-3000", "r--p", "/usr/lib/lib with space.so", 300, 0),
@@ -30,9 +30,11 @@ def test_only_unchanged_maps_of_libraries_that_cannot_be_written_to_are_dropped(
         ("6000-7000", "r--p", "/models/x.weights", 4096, 0),
         ("7000-8000", "r-xs", "/usr/lib/libshared.so", 4096, 0),
         ("8000-9000", "r--p", "", 4096, 0),
+        ("9000-9800", "r--s", "/models/header of.gguf", 4096, 0),
+        ("9800-9900", "rw-p", "/models/weights.gguf", 4096, 0),
         ("a000-b000", "r-xp", "/usr/lib/liblast.so", 4096, 0),
     )
-    assert [start for start, _, _ in _unchanged(lines)] == [0x1000, 0x2000, 0xA000]
+    assert [start for start, _, _ in _unchanged(lines)] == [0x1000, 0x2000, 0x9000, 0xA000]
     assert next(_unchanged(lines)) == (0x1000, 0x2000, 4096 * 1024)
 
 
@@ -42,17 +44,17 @@ def test_a_map_without_the_counts_stays() -> None:
 
 
 def test_without_the_file_nothing_is_dropped(tmp_path: Path) -> None:
-    assert release_library_pages(tmp_path / "smaps") == 0
+    assert release_file_pages(tmp_path / "smaps") == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped where")
 def test_torch_computes_as_before_and_takes_less_memory() -> None:
     code = """
 import psutil, torch
-from quintet.common.free_memory import release_library_pages
+from quintet.common.free_memory import release_file_pages
 x = torch.arange(4096.0).view(64, 64) / 4096
 before, memory = torch.softmax(x @ x, -1), psutil.Process().memory_info().rss
-released = release_library_pages()
+released = release_file_pages()
 fell = memory - psutil.Process().memory_info().rss
 assert released > 2**24 and fell > released / 2, (released, fell)
 assert torch.equal(torch.softmax(x @ x, -1), before)

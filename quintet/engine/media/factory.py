@@ -67,7 +67,7 @@ class ServedMedia(NamedTuple):
     def _max_run(self, config: EngineConfig) -> int:
         """Returns how many tokens that see one another a step and a window hold."""
         window = getattr(self.whole.get_text_config(), "sliding_window", None)
-        return min(config.max_num_batched_tokens, window or config.max_num_batched_tokens)
+        return min(config.step_tokens, window or config.step_tokens)
 
 
 def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 import zmq
 
-from quintet.common.free_memory import release_free_memory, release_library_pages
+from quintet.common.free_memory import release_file_pages, release_free_memory
 from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
@@ -73,7 +73,7 @@ def main() -> int:
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     release_free_memory()
     if prepared.capabilities.layout_key:  # weights need the host's memory, too
-        release_library_pages()
+        release_file_pages()
     try:
         core = Core(sockets, engine, prepared, serves, pulse, adapters)
         if orders.warm_grammars and warms_grammars(prepared.capabilities):

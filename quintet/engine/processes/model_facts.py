@@ -43,7 +43,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         encoder=encoder if isinstance(encoder, SpeechInput) else None,
         source=encoder if isinstance(encoder, TextInput) else None,
         transfers=config.kv_transfer_config.kv_role,
-        step_tokens=config.max_num_batched_tokens,
+        step_tokens=config.step_tokens,
         weight_bytes=prepared.memory_plan.model_memory.estimate.weights,
         media=media_limits(config, prepared.media),
         media_model=prepared.media,

@@ -37,7 +37,7 @@ def row_store_sizes(
     if rows is None:
         prompt = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
         media = min(2 * max_model_len, MEDIA_ROWS) if levels else 0
-        rows = max(config.max_num_batched_tokens, prompt, media, 2 * EMBEDS_ROWS)
+        rows = max(config.step_tokens, prompt, media, 2 * EMBEDS_ROWS)
     return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, whole, max(1, levels))
 
 

@@ -142,7 +142,7 @@ def vllm_config(config: EngineConfig, vocab_size: int) -> Any:
         seed=config.seed,
         get_vocab_size=lambda: vocab_size,
     )
-    scheduler = _ConfigPart(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
+    scheduler = _ConfigPart(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.step_tokens)
     guesses = config.speculative_config
     return _ConfigPart(model_config=model, scheduler_config=scheduler, speculative_config=guesses)
 

@@ -33,7 +33,7 @@ def make_drafting(
         proposer = _make_host_proposer(spec, vocab_size)
     else:
         length = drafter.sizes.max_model_len
-        limits = DraftLimits(spec.num_speculative_tokens, config.max_num_batched_tokens, length, vocab_size)
+        limits = DraftLimits(spec.num_speculative_tokens, config.step_tokens, length, vocab_size)
         if drafter.head is None:
             proposer = DraftModelProposer(ranks, batches, tables, limits)
         else:

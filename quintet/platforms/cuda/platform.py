@@ -68,7 +68,7 @@ class CUDA(GPU):
 
     def _prompt_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
         """cuDNN's attention, where our kernels have the rest."""
-        sizes = cudnn_attention.sizes(self._config.max_num_batched_tokens)
+        sizes = cudnn_attention.sizes(self._config.step_tokens)
         if not sizes or ops.choice("paged_attention").provider != "triton":
             return None
         if self._why_not_cudnn(spec, rank, (sizes[0], sizes[-1])) is not None:
@@ -116,7 +116,7 @@ class CUDA(GPU):
         ranks = len({rank for rank, _ in self._planners})
         planned = flashinfer.planned_bytes(buckets, len(max_shape.largest.pages)) * -(-len(planners) // max(1, ranks))
         served = [spec for spec, why in self._prompts.items() if why is None]
-        most = [cudnn_attention.nbytes(spec, self._config.max_num_batched_tokens) for spec in served]
+        most = [cudnn_attention.nbytes(spec, self._config.step_tokens) for spec in served]
         return planned + max(most, default=0)
 
     def _flashinfer(self) -> Any:

@@ -55,8 +55,8 @@ def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
     if config.enforce_eager or not config.capture_prompts:
         return ()
     if config.capture_sizes:
-        return tuple(size for size in config.capture_sizes if 1 < size <= config.max_num_batched_tokens)
-    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MAX_MIXED))
+        return tuple(size for size in config.capture_sizes if 1 < size <= config.step_tokens)
+    return mixed_sizes(min(config.step_tokens, config.max_capture_size or MAX_MIXED))
 
 
 def sizes_with_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def capture_size_warnings(config: EngineConfig) -> list[str]:
     decode, mixed = capture_sizes(config), mixed_capture_sizes(config)
     none = [size for size in config.capture_sizes if size not in decode and size not in mixed]
     rare = [size for size in config.capture_sizes if size not in decode and size in mixed]
-    seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.max_num_batched_tokens}"
+    seqs, tokens = f"max_num_seqs is {config.max_num_seqs}", f"max_num_batched_tokens {config.step_tokens}"
     steps = f", {tokens}" if config.capture_prompts else "; steps with prompts are not captured"
     warnings = [f"capture_sizes {none} serve no step: {seqs}{steps}"] if none else []
     return [*warnings, *([f"capture_sizes {rare} are of steps with prompts alone: {seqs}"] if rare else [])]

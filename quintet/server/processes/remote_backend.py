@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
-from quintet.common.free_memory import release_library_pages
+from quintet.common.free_memory import release_file_pages
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import Stats
@@ -295,7 +295,7 @@ class RemoteBackend:
             name,
             reasoning_markers=lambda: self.reasoning_markers(),
         )
-        release_library_pages()
+        release_file_pages()
         if not self._worker:
             self.first_is_ready.touch()
 

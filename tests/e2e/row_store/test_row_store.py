@@ -117,7 +117,7 @@ def test_the_plan_counts_the_store() -> None:
     tiny = variant("llama", "plain")
     plain, made = (client(LLAMA, **{**ON, **more}) for more in ({"enable_prompt_embeds": False}, {}))
     row = 4 * tiny.config.hidden_size
-    rows = made.engine_plan.config.max_num_batched_tokens
+    rows = made.engine_plan.config.step_tokens
     took = [each.engine_plan.memory_plan.model_memory.estimate.weights for each in (plain, made)]
     assert took[1] - took[0] == (rows + PAGE_ROWS) * row
     assert any(f"encoder_cache_rows={rows}: {row} bytes each" in each for each in made.engine_plan.reasons)

@@ -77,7 +77,7 @@ def scheduler_of(config: EngineConfig, shape: Shape) -> Scheduler:
     pool = PagePool(shape.num_pages, config.enable_prefix_caching)
     groups = tuple(KVCacheGroup(window) for window in shape.windows)
     slots = StateSlotPool(shape.num_slots, config.enable_prefix_caching) if shape.num_slots else None
-    tables = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    tables = KVCacheManager(pool, config.page_size, groups, config.step_tokens, slots)
     return Scheduler(scheduler_limits(config, plan), tables)
 
 

@@ -88,7 +88,7 @@ def _shape(prepared: EnginePlan) -> Shape:
         plan.num_pages,
         config.page_size,
         config.max_num_seqs if plan.max_requests is None else min(config.max_num_seqs, plan.max_requests),
-        config.max_num_batched_tokens,
+        config.step_tokens,
         tuple(kept.window for kept in arrangement.groups),
         plan.num_slots,
         prepared.capabilities.overlap,

@@ -105,7 +105,7 @@ class Caller:
     async def decode(self, requests: int, context: int, engines: int) -> Sample | None:
         """Measures the mean time of a step in which so many requests of each engine decode, while all of them do. None
         if that was not to be seen: some had ended when others began."""
-        lead = 2 * math.ceil(requests * context / self.config.max_num_batched_tokens)  # steps in which others begin
+        lead = 2 * math.ceil(requests * context / self.config.step_tokens)  # steps in which others begin
         output = min(lead + RECORDED + DECODES, int(self.config.max_model_len or 0) - context)
         said = await self._all([self.prompt(context) for _ in range(requests * engines)], output)
         begin, end = max(each.times[0] for each in said), min(each.times[-1] for each in said)
