@@ -3,14 +3,14 @@
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
 // A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of
 // a tile, and kAlone, the pairs for rows that are few (kFew); kGroupPairs, if there are fewer by groups; kSums, that
-// stay in registers; weights(at), bytes for kLanes columns; weights_of_nibbles(at, Weights (&)[2]);
-// weights_of_sixes(at, plane, height, Weights (&)[2]), with two bits of the plane's bytes above each, from that height
-// on, and, where Weights is no vector of bytes, widen_sixes(at, plane, height, first, second), which stores these;
-// Table, of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at);
-// start(int32_t); resume(Floats), total's bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum),
-// which is Ints; put(Ints, at), kLanes prepared inputs. A core whose products are added in 16 bits first has Part,
-// which begins as zeros and holds the products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights,
-// Inputs); and join(Sum&, Part). Of the others Part is Sum.
+// stay in registers; weights(at), bytes for kLanes columns; ready(at), Weights as they were stored, where these are no
+// vector of bytes; weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with
+// two bits of the plane's bytes above each, from that height on; Table, of 16 bytes at an address, and
+// weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t); resume(Floats), total's
+// bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes
+// prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and holds the
+// products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights, Inputs); and join(Sum&, Part). Of the
+// others Part is Sum.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
 
@@ -25,16 +25,16 @@ constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 
 constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
-constexpr long kSpreadRows = 24;  // rows for which numbers of 4 bits are taken apart once before all
+constexpr long kReadyRows = 24;   // rows for which weights are taken apart once before all
 constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that are taken apart while they are read
 
 // What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
 enum class Span { groups, levels, floats, channels };
-// Spread: numbers of 4 bits in bytes.
-enum class Held { bytes, nibbles, table, sixes, spread };
-constexpr bool in_bytes(Held held) { return held == Held::bytes || held == Held::spread; }
+// Ready: as a core multiplies them, pair after pair; apart for nibbles, more of which fit a part.
+enum class Held { bytes, nibbles, table, sixes, ready, ready_nibbles };
+constexpr bool is_ready(Held held) { return held == Held::ready || held == Held::ready_nibbles; }
 constexpr long quad_step(Held held) {
-    return in_bytes(held) ? kByteQuad : held == Held::sixes ? kByteQuad / 4 * 3 : kByteQuad / 2;
+    return held == Held::bytes ? kByteQuad : held == Held::sixes ? kByteQuad / 4 * 3 : kByteQuad / 2;
 }
 constexpr long kPlane = kByteQuad / 2;  // where a quad of 6 bits has those above its nibbles
 
@@ -109,11 +109,34 @@ struct Place {
     int height;
 };
 
+template <typename Core>
+constexpr long kReadyPair = 2 * sizeof(typename Core::Weights);
+
+// Bytes from a quad to the next.
+template <typename Core, Held H>
+constexpr long step_of() { return is_ready(H) ? kBlockPairs * kReadyPair<Core> : quad_step(H); }
+
+// Of the pair, in weights that begin there.
+template <typename Core, Held H>
+inline Place place_of(const uint8_t* weight, long pair) {
+    const long column = first_column(pair), both = column / (2 * kPairColumns), lane = column % kPairColumns;
+    if constexpr (is_ready(H)) return {weight + pair * kReadyPair<Core>, nullptr, 0};
+    if constexpr (H == Held::bytes) return {weight + column * kQuad, nullptr, 0};
+    return {weight + (both * kPairColumns + lane) * kQuad, weight + kPlane + lane * kQuad, static_cast<int>(both * 4)};
+}
+
 // The pair p places further. `All`: the place is the first pair's.
 template <typename Core, Held H, bool All>
 inline void load_pair(const Place& place, const typename Core::Table& table, long p, typename Core::Weights (&w)[2]) {
-    const uint8_t* const at = place.at + (in_bytes(H) ? first_column(p) : p * kLanes) * kQuad;
-    if constexpr (H == Held::nibbles) {
+    const long columns = H == Held::bytes ? first_column(p) : p * kLanes;
+    const uint8_t* const at = place.at + (is_ready(H) ? p * kReadyPair<Core> : columns * kQuad);
+    if constexpr (is_ready(H) && requires { Core::ready(at); }) {
+        w[0] = Core::ready(at);
+        w[1] = Core::ready(at + kReadyPair<Core> / 2);
+    } else if constexpr (is_ready(H)) {
+        w[0] = Core::weights(at);
+        w[1] = Core::weights(at + kReadyPair<Core> / 2);
+    } else if constexpr (H == Held::nibbles) {
         Core::weights_of_nibbles(at, w);
     } else if constexpr (H == Held::table) {
         Core::weights_of_table(at, table, w);
@@ -144,9 +167,9 @@ inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] 
     }
 }
 
-template <Held H>
+template <typename Core, Held H>
 inline void pass_quads(Place& w, long count) {
-    w.at += count * quad_step(H);
+    w.at += count * step_of<Core, H>();
     if constexpr (H == Held::sixes) w.plane += count * quad_step(H);
 }
 
@@ -173,7 +196,7 @@ template <typename Core, Held H, bool All, long Rows, long Pairs>
 inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first, const Place& w,
                           const typename Core::Table& table, const uint8_t* x, long stride) {
     Place next = w;
-    pass_quads<H>(next, 1);
+    pass_quads<Core, H>(next, 1);
 #pragma GCC unroll 4
     for (long p = 0; p < Pairs; ++p) {
         typename Core::Weights weights[2][2];
@@ -204,7 +227,7 @@ inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[R
                                                     const uint8_t*& ahead) {
     typename Core::Part parts[Rows][Pairs][2] = {};
 #pragma GCC unroll 8
-    for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<H>(w, 1)) {
+    for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<Core, H>(w, 1)) {
         ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
         add_quad<Core, H, All>(parts, first, w, table, x, stride);
     }
@@ -215,7 +238,7 @@ inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[R
     }
 }
 
-constexpr bool of_four_bits(Held held) { return held == Held::nibbles || held == Held::spread; }
+constexpr bool of_four_bits(Held held) { return held == Held::nibbles || held == Held::ready_nibbles; }
 
 template <typename Core>
 constexpr bool in_parts() { return !__is_same(typename Core::Part, typename Core::Sum); }
@@ -246,7 +269,7 @@ inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows]
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
             ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
             add_quad<Core, H, All>(sums, first, w, table, x, stride);
-            pass_quads<H>(w, 1);
+            pass_quads<Core, H>(w, 1);
             x += Core::kBytes;
         } while (--count);
     } else if constexpr (of_four_bits(H)) {
@@ -254,7 +277,7 @@ inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows]
     } else {
         do {
 #pragma GCC unroll 2
-            for (long half = 0; half < 2; ++half, pass_quads<H>(w, 2), x += 2 * Core::kBytes) {
+            for (long half = 0; half < 2; ++half, pass_quads<Core, H>(w, 2), x += 2 * Core::kBytes) {
                 ask_ahead<2 * Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
                 add_two_quads<Core, H, All>(sums, first, w, table, x, stride);
             }
@@ -306,8 +329,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const long column = first_column(t.pair), stride = panel.x_stride, quads = t.quads, last = t.group + t.groups;
     const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
     const uint8_t* const row = panel.x + t.row * stride;
-    const long lane = in_bytes(H) ? column : column / (2 * kPairColumns) * kPairColumns + column % kPairColumns;
-    Place w{t.weight + lane * kQuad, t.weight + kPlane + column % kPairColumns * kQuad, static_cast<int>(column / (2 * kPairColumns) * 4)};
+    Place w = place_of<Core, H>(t.weight, t.pair);
     const uint8_t* x = row + t.group * quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
@@ -371,7 +393,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
             ask_levels(panel, panel.scales, g);
             if (panel.mins) ask_levels(panel, panel.mins, g);
         }
-        pass_quads<H>(w, quads);
+        pass_quads<Core, H>(w, quads);
         x += quads * Core::kBytes;
     }
     if constexpr (kStay) {
@@ -384,7 +406,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
 }
 
 // kW8a8: sums are whole numbers until the last stretch.
-template <typename Core, long Rows, long Pairs, long Lines>
+template <typename Core, Held H, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
@@ -402,8 +424,8 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
         }
     }
     const uint8_t* ahead = t.ahead;
-    grow<Core, Held::bytes, false, Lines>(sums, 0, {t.weight + column * kQuad, nullptr, 0}, typename Core::Table{},
-                                          row + t.quad * Core::kBytes, stride, t.quads, ahead);
+    grow<Core, H, false, Lines>(sums, 0, place_of<Core, H>(t.weight, t.pair), typename Core::Table{}, row + t.quad * Core::kBytes,
+                                stride, t.quads, ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
 #pragma GCC unroll 8
@@ -423,7 +445,7 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
 template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
 inline void tile(const QuantizedTile& t) {
     if constexpr (S == Span::channels) {
-        tile_of_channels<Core, Rows, Pairs, Lines>(t);
+        tile_of_channels<Core, H, Rows, Pairs, Lines>(t);
     } else {
         tile_of_groups<Core, H, S, Rows, Pairs, Lines>(t);
     }
@@ -493,27 +515,17 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     }
 }
 
-// Whether a core's weights are bytes in a vector, and not words in two.
-template <typename Core>
-constexpr bool kOfBytes = sizeof(typename Core::Weights) == kLanes * kQuad;
-
-// Quads in bytes, as rows that are many read them.
+// Quads as the core multiplies them.
 template <typename Core, Held H>
-inline void spread(const QuantizedPanel& panel, const uint8_t* from, long quads, uint8_t* to) {
+inline void make_ready(const QuantizedPanel& panel, const uint8_t* from, long quads, uint8_t* to) {
     [[maybe_unused]] const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
-    for (; quads > 0; --quads, from += quad_step(H), to += kByteQuad) {
+    for (Place place = place_of<Core, H>(from, 0); quads > 0; --quads, pass_quads<Core, H>(place, 1)) {
 #pragma GCC unroll 8
-        for (long pair = 0; pair < kBlockPairs; ++pair) {
-            uint8_t *const first = to + first_column(pair) * kQuad, *const second = first + kPairColumns * kQuad;
-            if constexpr (kOfBytes<Core>) {
-                typename Core::Weights weights[2];
-                load_pair<Core, H, true>({from, from + kPlane, 0}, table, pair, weights);
-                __builtin_memcpy(first, &weights[0], sizeof weights[0]);
-                __builtin_memcpy(second, &weights[1], sizeof weights[1]);
-            } else {
-                Core::widen_sixes(from + pair * kLanes * kQuad, from + kPlane + pair % kPairsAside * kLanes * kQuad,
-                                  static_cast<int>(pair / kPairsAside * 4), first, second);
-            }
+        for (long pair = 0; pair < kBlockPairs; ++pair, to += kReadyPair<Core>) {
+            typename Core::Weights weights[2];
+            load_pair<Core, H, true>(place, table, pair, weights);
+            __builtin_memcpy(to, &weights[0], sizeof weights[0]);
+            __builtin_memcpy(to + sizeof weights[0], &weights[1], sizeof weights[1]);
         }
     }
 }
@@ -525,27 +537,28 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
     }
 }
 
-// What many rows read is made of what is held once for all of them: scales of two levels, numbers of 6 bits and, with
-// `Spread`, those of 4.
-template <typename Core, Held H, Span S, bool Few, bool Spread = false>
+// `Ready`: what many rows read is made of what is held once for all of them. So are scales of two levels.
+template <typename Core, Held H, Span S, bool Few, bool Ready>
 void multiply_as(const QuantizedPanel& panel) {
     constexpr long kStep = quad_step(H), kMost = Few ? few_rows<Core, S>() : Core::kRows;
-    constexpr bool kWidened = S == Span::levels && !Few, kBytes = Spread || (kWidened && H == Held::sixes);
-    constexpr Held kRead = !kBytes ? H : H == Held::nibbles && in_parts<Core>() ? Held::spread : Held::bytes;
-    alignas(64) uint8_t wide[kBytes ? kStretch * kByteQuad : 1];
-    alignas(64) float scales[kWidened ? kStretch * kQuad / kLeastGroup * kLinearColumns : 1];
+    constexpr Held kRead = !Ready ? H : H == Held::nibbles && in_parts<Core>() ? Held::ready_nibbles : Held::ready;
+    constexpr long kReadBytes = step_of<Core, kRead>(), kWords = kReadBytes > kByteQuad ? kReadBytes / kByteQuad : 1;
+    constexpr long kQuads = kStretch / kWords;
+    constexpr bool kWidened = S == Span::levels && !Few;
+    alignas(64) uint8_t ready[Ready ? kQuads * kReadBytes : 1];
+    alignas(64) float scales[kWidened ? kQuads * kQuad / kLeastGroup * kLinearColumns : 1];
     const long tiles = (panel.rows + kMost - 1) / kMost, all = panel.groups * panel.quads;
     constexpr bool kWhole = Few && kStreams<Core>;
-    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kStretch / least * least;
+    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kQuads / least * least;
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
-        if constexpr (kBytes) spread<Core, H>(panel, weight, count, wide);
+        if constexpr (Ready) make_ready<Core, H>(panel, weight, count, ready);
         if constexpr (kWidened) widen_levels(panel, first / panel.quads, count / panel.quads, scales);
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
             const bool whole = S == Span::channels;
-            const QuantizedTile t{panel, kBytes ? wide : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
+            const QuantizedTile t{panel, Ready ? ready : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
                                   whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};
             const Asked asked{weight + wanted * kStep, kStep, count, i, kWhole ? 0 : tiles};
             tiles_of<Core, kRead, kWidened ? Span::floats : S, Few, kMost>(t, rows, asked);
@@ -559,12 +572,13 @@ void multiply(const QuantizedPanel& panel) {
         // Two tiles of few rows take less than passes over all columns for one or two rows more.
         constexpr bool kTwice = tile_pairs<Core, S, false>() < Core::kAlone && S != Span::channels;
         constexpr long kMore = !kTwice ? 0 : Core::kRows == Core::kFew ? 2 : S == Span::levels ? 1 : 0;
-        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true>(panel);
+        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true, false>(panel);
     }
-    if constexpr ((H == Held::nibbles || H == Held::table) && kOfBytes<Core>) {
-        if (panel.rows >= kSpreadRows) return multiply_as<Core, H, S, false, true>(panel);
+    constexpr bool kBytesAsTheyAre = H == Held::bytes && sizeof(typename Core::Weights) == kLanes * kQuad;
+    if constexpr (!kBytesAsTheyAre) {
+        if (H == Held::sixes || panel.rows >= kReadyRows) return multiply_as<Core, H, S, false, true>(panel);
     }
-    multiply_as<Core, H, S, false>(panel);
+    if constexpr (H != Held::sixes) multiply_as<Core, H, S, false, false>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima
