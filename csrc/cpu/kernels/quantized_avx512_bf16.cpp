@@ -38,7 +38,7 @@ struct ByteWeights {
 
 // Inputs in 8 bits.
 struct OneByte : ByteWeights {
-    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kAlone = 2, kFew = 6, kSums = 24;
+    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kGroupPairs = 1, kAlone = 2, kFew = 6, kSums = 24;
     using Sum = Sums;
     using Part = Sum;
     using Inputs = __m512i;
