@@ -103,8 +103,8 @@ class ProductCalls:
 def _recorded_steps() -> Iterator[tuple[ProductCalls, list[graph.Replay]]]:
     products, steps, init = ProductCalls(), [], graph.Replay.__init__
 
-    def kept(self: graph.Replay, *args: Any) -> None:
-        init(self, *args)
+    def kept(self: graph.Replay, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
         steps.append(self)
 
     quantized, _cpu.quantized, graph.Replay.__init__ = _cpu.quantized, products, kept  # type: ignore[method-assign]

@@ -33,12 +33,6 @@ struct OneByte {
         w[0] = _mm256_or_si256(w[0], _mm256_and_si256(_mm256_slli_epi16(both, 4), two));
         w[1] = _mm256_or_si256(w[1], _mm256_and_si256(_mm256_slli_epi16(both, 2), two));
     }
-    static void widen_sixes(const uint8_t* at, const uint8_t* plane, int height, uint8_t* first, uint8_t* second) {
-        Weights w[2];
-        weights_of_sixes(at, plane, height, w);
-        __builtin_memcpy(first, &w[0], sizeof w[0]);
-        __builtin_memcpy(second, &w[1], sizeof w[1]);
-    }
     using Table = __m256i;
     static Table table(const uint8_t* at) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));

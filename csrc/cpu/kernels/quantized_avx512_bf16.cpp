@@ -25,12 +25,6 @@ struct ByteWeights {
         w[1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
                                _mm512_and_si512(_mm512_slli_epi16(both, 2), first));
     }
-    static void widen_sixes(const uint8_t* at, const uint8_t* plane, int height, uint8_t* first, uint8_t* second) {
-        Weights w[2];
-        weights_of_sixes(at, plane, height, w);
-        _mm512_store_si512(first, w[0]);
-        _mm512_store_si512(second, w[1]);
-    }
     using Table = __m512i;
     static Table table(const uint8_t* at) {
         return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
@@ -44,7 +38,7 @@ struct ByteWeights {
 
 // Inputs in 8 bits.
 struct OneByte : ByteWeights {
-    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kAlone = 2, kFew = 6, kSums = 24;
+    static constexpr long kBytes = 4, kRows = 6, kPairs = 2, kGroupPairs = 1, kAlone = 2, kFew = 6, kSums = 24;
     using Sum = Sums;
     using Part = Sum;
     using Inputs = __m512i;

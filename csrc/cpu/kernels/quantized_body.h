@@ -1,14 +1,15 @@
 // The loops of quantized.h, written once over the vectors of one instruction set.
 //
 // The including file defines kLanes, Floats, Ints (of kLanes) and what works on them (see quantized_*_vectors.h), and cores.
-// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of a
-// tile, and kAlone, the pairs for rows that are few (kFew); kSums, that stay in registers; weights(at), bytes for kLanes columns;
-// weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with two bits of the plane's
-// bytes above each, from that height on, and widen_sixes(at, plane, height, first, second), which stores these bytes; Table,
-// of 16 bytes at an address, and weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t);
-// resume(Floats), total's bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints;
-// put(Ints, at), kLanes prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and
-// holds the products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights, Inputs); and join(Sum&, Part). Of the
+// A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of
+// a tile, and kAlone, the pairs for rows that are few (kFew); kGroupPairs, if there are fewer by groups; kSums, that
+// stay in registers; weights(at), bytes for kLanes columns; ready(at), Weights as they were stored, where these are no
+// vector of bytes; weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with
+// two bits of the plane's bytes above each, from that height on; Table, of 16 bytes at an address, and
+// weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t); resume(Floats), total's
+// bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes
+// prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and holds the
+// products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights, Inputs); and join(Sum&, Part). Of the
 // others Part is Sum.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
@@ -24,11 +25,14 @@ constexpr long kByteQuad = kLinearColumns * kQuad;  // bytes of a block's quad: 
 constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
+constexpr long kReadyRows = 24;   // rows for which weights are taken apart once before all
 constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that are taken apart while they are read
 
 // What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
 enum class Span { groups, levels, floats, channels };
-enum class Held { bytes, nibbles, table, sixes };
+// Ready: as a core multiplies them, pair after pair; apart for nibbles, more of which fit a part.
+enum class Held { bytes, nibbles, table, sixes, ready, ready_nibbles };
+constexpr bool is_ready(Held held) { return held == Held::ready || held == Held::ready_nibbles; }
 constexpr long quad_step(Held held) {
     return held == Held::bytes ? kByteQuad : held == Held::sixes ? kByteQuad / 4 * 3 : kByteQuad / 2;
 }
@@ -105,11 +109,34 @@ struct Place {
     int height;
 };
 
+template <typename Core>
+constexpr long kReadyPair = 2 * sizeof(typename Core::Weights);
+
+// Bytes from a quad to the next.
+template <typename Core, Held H>
+constexpr long step_of() { return is_ready(H) ? kBlockPairs * kReadyPair<Core> : quad_step(H); }
+
+// Of the pair, in weights that begin there.
+template <typename Core, Held H>
+inline Place place_of(const uint8_t* weight, long pair) {
+    const long column = first_column(pair), both = column / (2 * kPairColumns), lane = column % kPairColumns;
+    if constexpr (is_ready(H)) return {weight + pair * kReadyPair<Core>, nullptr, 0};
+    if constexpr (H == Held::bytes) return {weight + column * kQuad, nullptr, 0};
+    return {weight + (both * kPairColumns + lane) * kQuad, weight + kPlane + lane * kQuad, static_cast<int>(both * 4)};
+}
+
 // The pair p places further. `All`: the place is the first pair's.
 template <typename Core, Held H, bool All>
 inline void load_pair(const Place& place, const typename Core::Table& table, long p, typename Core::Weights (&w)[2]) {
-    const uint8_t* const at = place.at + (H == Held::bytes ? first_column(p) : p * kLanes) * kQuad;
-    if constexpr (H == Held::nibbles) {
+    const long columns = H == Held::bytes ? first_column(p) : p * kLanes;
+    const uint8_t* const at = place.at + (is_ready(H) ? p * kReadyPair<Core> : columns * kQuad);
+    if constexpr (is_ready(H) && requires { Core::ready(at); }) {
+        w[0] = Core::ready(at);
+        w[1] = Core::ready(at + kReadyPair<Core> / 2);
+    } else if constexpr (is_ready(H)) {
+        w[0] = Core::weights(at);
+        w[1] = Core::weights(at + kReadyPair<Core> / 2);
+    } else if constexpr (H == Held::nibbles) {
         Core::weights_of_nibbles(at, w);
     } else if constexpr (H == Held::table) {
         Core::weights_of_table(at, table, w);
@@ -140,9 +167,9 @@ inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] 
     }
 }
 
-template <Held H>
+template <typename Core, Held H>
 inline void pass_quads(Place& w, long count) {
-    w.at += count * quad_step(H);
+    w.at += count * step_of<Core, H>();
     if constexpr (H == Held::sixes) w.plane += count * quad_step(H);
 }
 
@@ -169,7 +196,7 @@ template <typename Core, Held H, bool All, long Rows, long Pairs>
 inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first, const Place& w,
                           const typename Core::Table& table, const uint8_t* x, long stride) {
     Place next = w;
-    pass_quads<H>(next, 1);
+    pass_quads<Core, H>(next, 1);
 #pragma GCC unroll 4
     for (long p = 0; p < Pairs; ++p) {
         typename Core::Weights weights[2][2];
@@ -200,7 +227,7 @@ inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[R
                                                     const uint8_t*& ahead) {
     typename Core::Part parts[Rows][Pairs][2] = {};
 #pragma GCC unroll 8
-    for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<H>(w, 1)) {
+    for (long q = 0; q < Quads; ++q, x += Core::kBytes, pass_quads<Core, H>(w, 1)) {
         ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
         add_quad<Core, H, All>(parts, first, w, table, x, stride);
     }
@@ -211,13 +238,15 @@ inline __attribute__((always_inline)) void add_part(typename Core::Sum (&sums)[R
     }
 }
 
+constexpr bool of_four_bits(Held held) { return held == Held::nibbles || held == Held::ready_nibbles; }
+
 template <typename Core>
 constexpr bool in_parts() { return !__is_same(typename Core::Part, typename Core::Sum); }
 
 // Pairs whose sums a tile has at once, in registers; those of sixes are joined often.
 template <typename Core, Held H, long Rows, long Pairs>
 constexpr long at_once() {
-    constexpr long most = in_parts<Core>() && H != Held::nibbles ? 1 : Core::kSums / (2 * Rows);
+    constexpr long most = in_parts<Core>() && !of_four_bits(H) ? 1 : Core::kSums / (2 * Rows);
     return Pairs <= most ? Pairs : most == 3 ? 2 : most;  // which divides the pairs
 }
 
@@ -240,15 +269,15 @@ inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows]
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
             ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
             add_quad<Core, H, All>(sums, first, w, table, x, stride);
-            pass_quads<H>(w, 1);
+            pass_quads<Core, H>(w, 1);
             x += Core::kBytes;
         } while (--count);
-    } else if constexpr (H == Held::nibbles) {
+    } else if constexpr (of_four_bits(H)) {
         grow_parts<Core, H, All, Lines>(sums, first, w, table, x, stride, count, ahead);
     } else {
         do {
 #pragma GCC unroll 2
-            for (long half = 0; half < 2; ++half, pass_quads<H>(w, 2), x += 2 * Core::kBytes) {
+            for (long half = 0; half < 2; ++half, pass_quads<Core, H>(w, 2), x += 2 * Core::kBytes) {
                 ask_ahead<2 * Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
                 add_two_quads<Core, H, All>(sums, first, w, table, x, stride);
             }
@@ -300,14 +329,22 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const long column = first_column(t.pair), stride = panel.x_stride, quads = t.quads, last = t.group + t.groups;
     const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
     const uint8_t* const row = panel.x + t.row * stride;
-    const long lane = H != Held::bytes ? column / (2 * kPairColumns) * kPairColumns + column % kPairColumns : column;
-    Place w{t.weight + lane * kQuad, t.weight + kPlane + column % kPairColumns * kQuad, static_cast<int>(column / (2 * kPairColumns) * 4)};
+    Place w = place_of<Core, H>(t.weight, t.pair);
     const uint8_t* x = row + t.group * quads * Core::kBytes;
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
     constexpr bool kUnits = S == Span::levels && (Rows <= 2 || in_parts<Core>());  // more rows leave no registers for them
     constexpr bool kUncounted = S == Span::levels || S == Span::floats;
     constexpr long kAtOnce = at_once<Core, H, Rows, Pairs>();
+    constexpr bool kStay = kAtOnce == Pairs && 4 * Rows * Pairs <= Core::kSums;  // floats have registers, too
+    Floats floats[kStay ? Rows : 1][2 * Pairs];
+    if constexpr (kStay) {
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (long v = 0; v < 2 * Pairs; ++v) floats[r][v] = load(kept + r * kLinearColumns + vector_column(v));
+        }
+    }
     Floats units[2 * Pairs] = {};
     for (long g = t.group; g < last; ++g) {
         if (kUnits && (g == t.group || turns(panel, g))) {
@@ -342,8 +379,13 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
                                             : scale_at<S>(t, panel, g, column + aside);
 #pragma GCC unroll 8
                 for (long r = 0; r < Rows; ++r) {
-                    float* const at = to + r * kLinearColumns + aside;
-                    store(at, fma(to_floats(Core::total(sums[r][v / 2][v % 2])), mul(scale, own_scales[r]), load(at)));
+                    const Floats total = to_floats(Core::total(sums[r][v / 2][v % 2]));
+                    if constexpr (kStay) {
+                        floats[r][v] = fma(total, mul(scale, own_scales[r]), floats[r][v]);
+                    } else {
+                        float* const at = to + r * kLinearColumns + aside;
+                        store(at, fma(total, mul(scale, own_scales[r]), load(at)));
+                    }
                 }
             }
         }
@@ -351,13 +393,20 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
             ask_levels(panel, panel.scales, g);
             if (panel.mins) ask_levels(panel, panel.mins, g);
         }
-        pass_quads<H>(w, quads);
+        pass_quads<Core, H>(w, quads);
         x += quads * Core::kBytes;
+    }
+    if constexpr (kStay) {
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (long v = 0; v < 2 * Pairs; ++v) store(kept + r * kLinearColumns + vector_column(v), floats[r][v]);
+        }
     }
 }
 
 // kW8a8: sums are whole numbers until the last stretch.
-template <typename Core, long Rows, long Pairs, long Lines>
+template <typename Core, Held H, long Rows, long Pairs, long Lines>
 __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
     const QuantizedPanel& panel = t.panel;
     const long column = first_column(t.pair), stride = panel.x_stride;
@@ -375,8 +424,8 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
         }
     }
     const uint8_t* ahead = t.ahead;
-    grow<Core, Held::bytes, false, Lines>(sums, 0, {t.weight + column * kQuad, nullptr, 0}, typename Core::Table{},
-                                          row + t.quad * Core::kBytes, stride, t.quads, ahead);
+    grow<Core, H, false, Lines>(sums, 0, place_of<Core, H>(t.weight, t.pair), typename Core::Table{}, row + t.quad * Core::kBytes,
+                                stride, t.quads, ahead);
     const bool last = t.quad + t.quads == panel.quads;
     const float* const scales = static_cast<const float*>(panel.scales) + column;
 #pragma GCC unroll 8
@@ -396,7 +445,7 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
 template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
 inline void tile(const QuantizedTile& t) {
     if constexpr (S == Span::channels) {
-        tile_of_channels<Core, Rows, Pairs, Lines>(t);
+        tile_of_channels<Core, H, Rows, Pairs, Lines>(t);
     } else {
         tile_of_groups<Core, H, S, Rows, Pairs, Lines>(t);
     }
@@ -429,12 +478,20 @@ constexpr long least_rows() {
     return few_rows<Core, S>() < Core::kRows / 2 ? few_rows<Core, S>() + 1 : Core::kRows / 2;
 }
 
+// Pairs of a tile. A core may have fewer for groups: then their floats stay in registers beside the sums.
+template <typename Core, Span S, bool Few>
+constexpr long tile_pairs() {
+    if constexpr (Few) return Core::kAlone;
+    if constexpr (S != Span::channels && requires { Core::kGroupPairs; }) return Core::kGroupPairs;
+    return Core::kPairs;
+}
+
 template <typename Core, Held H, Span S, bool Few, long Rows>
 inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     if constexpr (Rows > least_rows<Core, S, Few>()) {
         if (rows < Rows) return tiles_of<Core, H, S, Few, Rows - 1>(t, rows, asked);
     }
-    constexpr long kPairs = Few ? Core::kAlone : Core::kPairs, kPasses = kBlockPairs / kPairs;
+    constexpr long kPairs = tile_pairs<Core, S, Few>(), kPasses = kBlockPairs / kPairs;
     if constexpr (Few && kPasses == 1) {  // the processor asks for bytes in time, but where there is much to multiply
         constexpr bool kInTime = H == Held::bytes && Rows <= 2 && at_once<Core, H, Rows, kPairs>() == kPairs;
         return tile<Core, H, S, Rows, kPairs, kInTime ? 0 : -quad_step(H) / kLine>(t);
@@ -458,15 +515,17 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     }
 }
 
-// Quads of 6 bits in bytes, as rows that are many read them.
-template <typename Core>
-inline void widen_sixes(const uint8_t* from, long quads, uint8_t* to) {
-    for (; quads > 0; --quads, from += quad_step(Held::sixes), to += kByteQuad) {
-#pragma GCC unroll 4
-        for (long pair = 0; pair < kBlockPairs; ++pair) {
-            const long column = first_column(pair), lane = column % kPairColumns, both = column / (2 * kPairColumns);
-            Core::widen_sixes(from + (both * kPairColumns + lane) * kQuad, from + kPlane + lane * kQuad, static_cast<int>(both * 4),
-                              to + column * kQuad, to + (column + kPairColumns) * kQuad);
+// Quads as the core multiplies them.
+template <typename Core, Held H>
+inline void make_ready(const QuantizedPanel& panel, const uint8_t* from, long quads, uint8_t* to) {
+    [[maybe_unused]] const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
+    for (Place place = place_of<Core, H>(from, 0); quads > 0; --quads, pass_quads<Core, H>(place, 1)) {
+#pragma GCC unroll 8
+        for (long pair = 0; pair < kBlockPairs; ++pair, to += kReadyPair<Core>) {
+            typename Core::Weights weights[2];
+            load_pair<Core, H, true>(place, table, pair, weights);
+            __builtin_memcpy(to, &weights[0], sizeof weights[0]);
+            __builtin_memcpy(to + sizeof weights[0], &weights[1], sizeof weights[1]);
         }
     }
 }
@@ -478,28 +537,31 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
     }
 }
 
-template <typename Core, Held H, Span S, bool Few>
+// `Ready`: what many rows read is made of what is held once for all of them. So are scales of two levels.
+template <typename Core, Held H, Span S, bool Few, bool Ready>
 void multiply_as(const QuantizedPanel& panel) {
     constexpr long kStep = quad_step(H), kMost = Few ? few_rows<Core, S>() : Core::kRows;
-    // What many rows read is made of what is held once for all of them.
-    constexpr bool kWidened = S == Span::levels && !Few, kBytes = kWidened && H == Held::sixes;
-    alignas(64) uint8_t wide[kBytes ? kStretch * kByteQuad : 1];
-    alignas(64) float scales[kWidened ? kStretch * kQuad / kLeastGroup * kLinearColumns : 1];
+    constexpr Held kRead = !Ready ? H : H == Held::nibbles && in_parts<Core>() ? Held::ready_nibbles : Held::ready;
+    constexpr long kReadBytes = step_of<Core, kRead>(), kWords = kReadBytes > kByteQuad ? kReadBytes / kByteQuad : 1;
+    constexpr long kQuads = kStretch / kWords;
+    constexpr bool kWidened = S == Span::levels && !Few;
+    alignas(64) uint8_t ready[Ready ? kQuads * kReadBytes : 1];
+    alignas(64) float scales[kWidened ? kQuads * kQuad / kLeastGroup * kLinearColumns : 1];
     const long tiles = (panel.rows + kMost - 1) / kMost, all = panel.groups * panel.quads;
     constexpr bool kWhole = Few && kStreams<Core>;
-    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kStretch / least * least;
+    const long least = S == Span::channels ? 1 : panel.quads, wanted = kWhole ? all : kQuads / least * least;
     for (long first = 0; first < all; first += wanted) {
         const long count = all - first < wanted ? all - first : wanted;
         const uint8_t* const weight = panel.weight + first * kStep;
-        if constexpr (kBytes) widen_sixes<Core>(weight, count, wide);
+        if constexpr (Ready) make_ready<Core, H>(panel, weight, count, ready);
         if constexpr (kWidened) widen_levels(panel, first / panel.quads, count / panel.quads, scales);
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
             const bool whole = S == Span::channels;
-            const QuantizedTile t{panel, kBytes ? wide : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
+            const QuantizedTile t{panel, Ready ? ready : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
                                   whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};
             const Asked asked{weight + wanted * kStep, kStep, count, i, kWhole ? 0 : tiles};
-            tiles_of<Core, kBytes ? Held::bytes : H, kWidened ? Span::floats : S, Few, kMost>(t, rows, asked);
+            tiles_of<Core, kRead, kWidened ? Span::floats : S, Few, kMost>(t, rows, asked);
         }
     }
 }
@@ -508,11 +570,15 @@ template <typename Core, Held H, Span S>
 void multiply(const QuantizedPanel& panel) {
     if constexpr (S == Span::levels || kStreams<Core>) {
         // Two tiles of few rows take less than passes over all columns for one or two rows more.
-        constexpr bool kTwice = Core::kPairs < Core::kAlone && S != Span::channels;
+        constexpr bool kTwice = tile_pairs<Core, S, false>() < Core::kAlone && S != Span::channels;
         constexpr long kMore = !kTwice ? 0 : Core::kRows == Core::kFew ? 2 : S == Span::levels ? 1 : 0;
-        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true>(panel);
+        if (panel.rows <= few_rows<Core, S>() + kMore) return multiply_as<Core, H, S, true, false>(panel);
     }
-    multiply_as<Core, H, S, false>(panel);
+    constexpr bool kBytesAsTheyAre = H == Held::bytes && sizeof(typename Core::Weights) == kLanes * kQuad;
+    if constexpr (!kBytesAsTheyAre) {
+        if (H == Held::sixes || panel.rows >= kReadyRows) return multiply_as<Core, H, S, false, true>(panel);
+    }
+    if constexpr (H != Held::sixes) multiply_as<Core, H, S, false, false>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima
@@ -571,12 +637,81 @@ inline void begin_rows(const QuantizedPanel& panel, long row, long column) {
     }
 }
 
+constexpr long kBeginMany = 12;    // rows that are
+constexpr long kBeginManyRows = kLanes == 16 ? 6 : 3;  // of these, with sums in registers
+constexpr long kBeginGroups = 32;  // that many rows pass before the next
+
+// Groups from `first` on, with what is added for each 1 of a row's inputs, [groups, kLinearColumns].
+template <long Rows>
+inline void begin_rows_by(const QuantizedPanel& panel, long row, long first, long groups, const float* added) {
+    const float back = -1.0F / panel.offset;
+    alignas(64) float inputs[Rows][kBeginGroups];  // sums of a group's
+    for (long r = 0; r < Rows; ++r) {
+        const uint8_t* const own = panel.x + (row + r) * panel.x_stride + panel.scales_at + first * 4;
+        const float *const scales = reinterpret_cast<const float*>(own), *const starts = scales + panel.groups;
+        long g = 0;
+        for (; g + kLanes <= groups; g += kLanes) {
+            store(inputs[r] + g, mul(load(scales + g), mul(to_floats(as_ints(load(starts + g))), splat(back))));
+        }
+        for (; g < groups; ++g) {
+            int32_t start;
+            __builtin_memcpy(&start, starts + g, sizeof start);
+            inputs[r][g] = scales[g] * (static_cast<float>(start) * back);
+        }
+    }
+    for (long column = 0; column < kLinearColumns; column += kBeginVectors * kLanes) {
+        float* const at = panel.sums + row * kLinearColumns + column;
+        Floats sums[Rows][kBeginVectors];
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+            for (long v = 0; v < kBeginVectors; ++v) sums[r][v] = first ? load(at + r * kLinearColumns + v * kLanes) : zeros();
+        }
+        for (long g = 0; g < groups; ++g) {
+            Floats own[Rows];
+#pragma GCC unroll 8
+            for (long r = 0; r < Rows; ++r) own[r] = splat(inputs[r][g]);
+#pragma GCC unroll 4
+            for (long v = 0; v < kBeginVectors; ++v) {
+                const Floats each = load(added + g * kLinearColumns + column + v * kLanes);
+#pragma GCC unroll 8
+                for (long r = 0; r < Rows; ++r) sums[r][v] = fma(each, own[r], sums[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (long r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+            for (long v = 0; v < kBeginVectors; ++v) store(at + r * kLinearColumns + v * kLanes, sums[r][v]);
+        }
+    }
+}
+
+// What is added is computed once for all rows.
+inline void begin_many(const QuantizedPanel& panel) {
+    alignas(64) float added[kBeginGroups * kLinearColumns];
+    for (long first = 0; first < panel.groups; first += kBeginGroups) {
+        const long left = panel.groups - first, groups = left < kBeginGroups ? left : kBeginGroups;
+        float* to = added;
+        for (long g = first; g < first + groups; ++g) {
+            for (long c = 0; c < kLinearColumns; c += kLanes, to += kLanes) {
+                store(to, panel.shared >= 0 ? level_at(panel, panel.mins, g, c) : added_for(panel, g, c));
+            }
+        }
+        long row = 0;
+        for (; row + kBeginManyRows <= panel.rows; row += kBeginManyRows) {
+            begin_rows_by<kBeginManyRows>(panel, row, first, groups, added);
+        }
+        for (; row < panel.rows; ++row) begin_rows_by<1>(panel, row, first, groups, added);
+    }
+}
+
 // Before the products, so that their loops are the same for all.
 [[maybe_unused]] void begin(const QuantizedPanel& panel) {
     if (!panel.zeros && !panel.mins) {
         __builtin_memset(panel.sums, 0, static_cast<size_t>(panel.rows * kLinearColumns) * sizeof(float));
         return;
     }
+    if (panel.rows >= kBeginMany) return begin_many(panel);
     for (long column = 0; column < kLinearColumns; column += kBeginVectors * kLanes) {
         long row = 0;
         for (; row + kBeginRows <= panel.rows; row += kBeginRows) begin_rows<kBeginRows>(panel, row, column);

@@ -30,12 +30,6 @@ struct BytePairs {
         w[0] |= two_above(above, height);
         w[1] |= two_above(above, height + 2);
     }
-    static void widen_sixes(const uint8_t* at, const uint8_t* plane, int height, uint8_t* first, uint8_t* second) {
-        Weights w[2];
-        weights_of_sixes(at, plane, height, w);
-        __builtin_memcpy(first, &w[0], sizeof w[0]);
-        __builtin_memcpy(second, &w[1], sizeof w[1]);
-    }
     using Table = quintet::cpu::Table;
     static Table table(const uint8_t* at) { return table_at(at); }
     static Inputs inputs(const uint8_t* at) { return ints(quad_at(at)); }

@@ -54,12 +54,6 @@ struct ByteWeights {
         w[0] = vorrq_u8(w[0], vandq_u8(vshlq_n_u8(above, 4), vdupq_n_u8(0x30)));
         w[1] = vorrq_u8(w[1], vandq_u8(vshlq_n_u8(above, 2), vdupq_n_u8(0x30)));
     }
-    static void widen_sixes(const uint8_t* at, const uint8_t* plane, int height, uint8_t* first, uint8_t* second) {
-        Weights w[2];
-        weights_of_sixes(at, plane, height, w);
-        vst1q_u8(first, w[0]);
-        vst1q_u8(second, w[1]);
-    }
     using Table = Bytes;
     static Table table(const uint8_t* at) { return vld1q_u8(at); }
     static void weights_of_table(const uint8_t* at, const Table& table, Weights (&w)[2]) {

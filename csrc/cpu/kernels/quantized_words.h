@@ -28,6 +28,7 @@ struct Words {
         const Bytes bytes = load_bytes(at);
         return {even_words(bytes), odd_words(bytes)};
     }
+    static Weights ready(const uint8_t* at) { return {(Ints)load_bytes(at), (Ints)load_bytes(at + sizeof(Ints))}; }
     static void weights_of_nibbles(const uint8_t* at, Weights (&w)[2]) {
         const Bytes bytes = load_bytes(at);
         w[0] = {low_even(bytes), low_odd(bytes)};
@@ -38,12 +39,6 @@ struct Words {
         const Bytes low = low_six(bytes, above), high = high_six(bytes, above);
         w[0] = {even_words(low), odd_words(low)};
         w[1] = {even_words(high), odd_words(high)};
-    }
-    static void widen_sixes(const uint8_t* at, const uint8_t* plane, int height, uint8_t* first, uint8_t* second) {
-        const Bytes bytes = load_bytes(at), above = lower(load_bytes(plane), height);
-        const Bytes low = low_six(bytes, above), high = high_six(bytes, above);
-        __builtin_memcpy(first, &low, sizeof low);
-        __builtin_memcpy(second, &high, sizeof high);
     }
     using Table = quintet::cpu::Table;
     static Table table(const uint8_t* at) { return table_at(at); }
