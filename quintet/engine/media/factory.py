@@ -40,6 +40,11 @@ class ServedMedia(NamedTuple):
         """True if tokens of a picture see one another."""
         return self.sizes is not None and FAMILIES[self.whole.model_type].bidirectional
 
+    @property
+    def whole_prompts(self) -> bool:
+        """True if tokens of a prompt see one another."""
+        return self.sizes is not None and FAMILIES[self.whole.model_type].prefix
+
     def rotary(self, longest: int) -> RotaryIndex | None:
         """Returns what computes positions where a token has three rotary ones, up to `longest`."""
         if self.sizes is None or not FAMILIES[self.whole.model_type].rotary:
@@ -60,6 +65,7 @@ class ServedMedia(NamedTuple):
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
             max_run=self._max_run(config) if self.whole_runs else 0,
+            max_prefix=self._max_run(config) if self.whole_prompts else 0,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
             rows_width=0 if family.rotary or family.deepstack else self.whole.get_text_config().hidden_size,
         )
@@ -68,6 +74,14 @@ class ServedMedia(NamedTuple):
         """Returns how many tokens that see one another a step and a window hold."""
         window = getattr(self.whole.get_text_config(), "sliding_window", None)
         return min(config.step_tokens, window or config.step_tokens)
+
+
+def whole_prompt_config(config: EngineConfig, media: ServedMedia, reasons: list[str]) -> EngineConfig:
+    """Returns the settings of a model whose prompts are computed in one step; adds to `reasons`."""
+    if not media.whole_prompts:
+        return config
+    reasons.append("enable_chunked_prefill=False: tokens of a prompt see one another, so that one step computes all")
+    return config.replace(enable_chunked_prefill=False)
 
 
 def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
@@ -106,9 +120,10 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
         return ServedMedia(None, "this model takes text alone")
     why = _refusal(config, facts, platform, model)
     if why:
-        return ServedMedia(
-            None, f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
-        )
+        why = f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
+        if config.runner != "pooling" and (family := FAMILIES.get(model.whole.model_type)) and family.prefix:
+            raise ValueError(f"{why}, and its prompts of text are computed in the same way")
+        return ServedMedia(None, why)
     from quintet.engine.executor.tower_part import TowerSizes
 
     wrapper = _wrapper(config, model)
@@ -142,8 +157,11 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return f"its config.json names no token for them ({FAMILIES[kind].kinds[_wanted(config, model)[0]].token})"
     if facts.ops_only or facts.static_shapes:
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
-    if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
+    ahead = FAMILIES[kind].bidirectional or (FAMILIES[kind].prefix and config.runner != "pooling")
+    if ahead and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
+    if FAMILIES[kind].prefix and model.backend:
+        return "tokens of a prompt see one another, which is not computed with transformers' code of the text model"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:
