@@ -28,6 +28,7 @@ TASKS_BY_CLASS = {
     "ForPreTraining": "embed",
     "ForTextEncoding": "embed",
     "ColBERT": "embed",
+    "ColPaliForRetrieval": "embed",
     "ColQwen2ForRetrieval": "embed",
     "ModernBert": "embed",
     "Model": "embed",
@@ -38,7 +39,7 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     *("use_sep_token", "task"),
 )
-LATE_INTERACTION = ("ColQwen2ForRetrieval",)  # of pictures
+LATE_INTERACTION = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")  # of pictures
 SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),

@@ -90,6 +90,7 @@ FAMILIES = {
     "qwen3_5_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
     # its forward() gives the text model no positions but 0, 1, ...
     "colqwen2": MediaFamily(_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)), "vlm_config"),
+    "colpali": MediaFamily(_images("pixel_values", bare=True), "vlm_config"),
     "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
     "smolvlm": MediaFamily({
         **_images(*_MASKED, nested=True),

@@ -20,7 +20,7 @@ from quintet.media.processors.voxtral import load_voxtral
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
 # wrappers whose own processor takes no text beside pictures -> the processor of the same files that does
-STAND_INS = {"colqwen2": "Qwen2VLProcessor"}
+STAND_INS = {"colpali": "PaliGemmaProcessor", "colqwen2": "Qwen2VLProcessor"}
 PARTS = {"tokenizer", "image_processor", "video_processor", "feature_extractor"}  # that are loaded here
 
 
