@@ -40,6 +40,7 @@ class MediaFamily:
     rotary: bool = False  # tokens have three rotary positions (M-RoPE), by get_rope_index()
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
     bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
+    alone: bool = False  # a prompt is a text or an item, which is one token, and its row is the model's output
     prefix: bool = False  # tokens of a prompt see all of it, with pictures and without
 
 
@@ -91,6 +92,11 @@ FAMILIES = {
     # its forward() gives the text model no positions but 0, 1, ...
     "colqwen2": MediaFamily(_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)), "vlm_config"),
     "colpali": MediaFamily(_images("pixel_values", bare=True), "vlm_config"),
+    "clip": MediaFamily(_images("pixel_values", placeholder=""), alone=True),
+    "siglip": MediaFamily(_images("pixel_values", placeholder=""), alone=True),
+    "siglip2": MediaFamily(
+        _images("pixel_values", "pixel_attention_mask", "spatial_shapes", placeholder=""), alone=True
+    ),
     "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
     "smolvlm": MediaFamily({
         **_images(*_MASKED, nested=True),

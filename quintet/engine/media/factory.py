@@ -56,18 +56,18 @@ class ServedMedia(NamedTuple):
         if self.sizes is None or rows is None:
             return None
         family = FAMILIES[self.whole.model_type]
-        kinds = family.kinds
+        takes_rows = not (family.rotary or family.deepstack or family.alone)
         return MediaModel(
             model_type=self.whole.model_type,
             folder=str(folder),
-            tokens={kind: getattr(encoding_part(self.whole), kinds[kind].token) for kind in self.kinds},
+            tokens={kind: _token(self.whole, kind) for kind in self.kinds},
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
             max_run=self._max_run(config) if self.whole_runs else 0,
             max_prefix=self._max_run(config) if self.whole_prompts else 0,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
-            rows_width=0 if family.rotary or family.deepstack else self.whole.get_text_config().hidden_size,
+            rows_width=self.whole.get_text_config().hidden_size if takes_rows else 0,
         )
 
     def _max_run(self, config: EngineConfig) -> int:
@@ -129,7 +129,7 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
     wrapper = _wrapper(config, model)
     deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
     levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
-    kinds = tuple(kind for kind in _wanted(config, model) if _has_token(model, kind))
+    kinds = tuple(kind for kind in _wanted(config, model) if isinstance(_token(model.whole, kind), int))
     return ServedMedia(TowerSizes(encoding_part(wrapper), levels), whole=model.whole, kinds=kinds)
 
 
@@ -139,9 +139,10 @@ def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
     return [kind for kind in FAMILIES[model.whole.model_type].kinds if limits.get(kind) != 0]
 
 
-def _has_token(model: Checkpoint, kind: str) -> bool:
-    token = FAMILIES[model.whole.model_type].kinds[kind].token
-    return isinstance(getattr(encoding_part(model.whole), token, None), int)
+def _token(whole: Any, kind: str) -> Any:
+    """Returns the token in whose places rows of an item stand; None if a wrapper's config names none."""
+    family = FAMILIES[whole.model_type]
+    return 0 if family.alone else getattr(encoding_part(whole), family.kinds[kind].token, None)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
@@ -153,7 +154,7 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return why
     if not _wanted(config, model):
         return "limit_mm_per_prompt has 0 of each kind"
-    if not any(_has_token(model, each) for each in _wanted(config, model)):
+    if not any(isinstance(_token(model.whole, each), int) for each in _wanted(config, model)):
         return f"its config.json names no token for them ({FAMILIES[kind].kinds[_wanted(config, model)[0]].token})"
     if facts.ops_only or facts.static_shapes:
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
