@@ -257,7 +257,7 @@ class InputProcessor:
 
 
 def _prefix_salt(prompt: Prompt, ids: Sequence[int]) -> bytes:
-    """Returns the salt of a prompt whose tokens see one another: pages of its beginning are those of no other prompt."""
+    """Returns the salt of a prompt whose tokens see one another: no other prompt finds its pages."""
     content = array("q", ids).tobytes() + identity(prompt.media, 0, len(ids))
     return prompt.salt + hashlib.blake2b(content, digest_size=16).digest()
 
