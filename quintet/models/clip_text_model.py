@@ -1,5 +1,4 @@
-"""CLIP (Radford et al. 2021), the text tower, also SigLIP's (Zhai et al. 2023): learned positions, norms before each
-branch.
+"""CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023), the text tower: norms before each branch.
 
 With the class of both towers, texts are projected, and rows of a picture's tower stand in their places as they are.
 """
