@@ -32,7 +32,7 @@ from quintet.layers.embedding import PositionEmbedding, SinusoidalPositionEmbedd
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
-from quintet.media.families import FAMILIES, REFUSED
+from quintet.media.families import FAMILIES
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
 from quintet.quantize.targets import UnusedMixer
@@ -119,6 +119,11 @@ WRAPPED = {
 WITH_MEDIA = {
     "gemma3": "Gemma 3 from 4B on",
     "aya_vision": "Aya Vision",
+    "clip": "CLIP: embeddings of texts and of images",
+    "colpali": "ColPali: as ColQwen2",
+    "paligemma": "PaliGemma and PaliGemma 2",
+    "siglip": "SigLIP, and SigLIP 2 with fixed sizes: as CLIP",
+    "siglip2": "SigLIP 2 with images of any shape (NaFlex): as CLIP",
     "colqwen2": "ColQwen2: vectors of each token, of pages and of queries, for late interaction",
     "cohere2_vision": "Command A Vision",
     "deepseek_vl": "DeepSeek-VL 1.3B",
@@ -186,9 +191,8 @@ def page() -> str:
     head = f"| {' | '.join((*COLUMNS, *names))} |\n{'|---' * (len(COLUMNS) + len(names))}|\n"
     rows = [_row(kind, known) for kind in families()]
     left = [f"- {what}: {why}." for what, why in sorted(LEFT_OUT.items())]
-    after = AFTER_MEDIA.format(until=REFUSED["paligemma"])
     shown = "\n".join(rows) + f"\n\n{gguf_table()}\n{published_table()}" + MIDDLE + _media()
-    return HEAD + head + shown + after + "\n".join(left) + "\n" + END
+    return HEAD + head + shown + AFTER_MEDIA + "\n".join(left) + "\n" + END
 
 
 def _media() -> str:
@@ -267,6 +271,8 @@ def _classes(kind: str) -> str:
         )
         return f"`{texts.get(kind) or speech[kind]}`"
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
+    if kind in ENCODERS and kind not in trunks:  # SigLIP's text towers, which no table of transformers has
+        return f"`{type(_config(kind)).__name__.removesuffix('Config')}Model`"
     found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
 
@@ -383,8 +389,8 @@ over, which a line at start says. Where no family here has the type, transformer
 `tests/reports/checkpoints/test_text_of_multimodal_checkpoints.py` compares tokens with transformers' wrappers:
 `mistral3` (Mistral Small 3.x, Ministral 3), `llava`, `llava_next`, `idefics3`, `smolvlm`, `internvl`, `aya_vision`,
 `exaone4_5`, `hyperclovax_vision_v2`, `lighton_ocr`, `minicpmv4_6`, `minicpmv4_7`, `qwen2_vl`, `qwen2_5_vl`,
-`qwen3_vl`, `gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. PaliGemma is refused: its prompts are
-attended to both ways.
+`qwen3_vl`, `gemma3`, `gemma4`, `kimi_k25`, `voxtral` and `qwen2_audio`. The text of `paligemma` runs with its media
+alone.
 
 ## Media of multimodal models
 
@@ -398,9 +404,8 @@ checkpoint was run here, and no GPU: the towers compute by torch there, too, whi
 |---|---|---|
 """
 AFTER_MEDIA = """
-- Others are refused by name, and their text runs. `paligemma`: {until}. All wrappers of
-  transformers, and why: [media-wrappers.md](media-wrappers.md). Ultravox has no class in transformers, and
-  does not load.
+- Others are refused by name, and their text runs. All wrappers of transformers, and why:
+  [media-wrappers.md](media-wrappers.md). Ultravox has no class in transformers, and does not load.
 - Refused, too, with a reason at start: on platforms whose device is reached by ops alone (TPU), with a draft model or
   head, in a GGUF file, with `load_format` `sharded_state`, and Qwen3-VL in pipeline stages.
 - Memory: rows of media stand on the device, `hidden_size` numbers of the model's type for each token of an item

@@ -38,6 +38,8 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
     _check_params(client, params)
     if prompt.embeds:
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
+    if client.input_processor.limits.max_prefix:
+        raise ValueError("beam_search goes on from prompts, and tokens of this model's prompts see all of them")
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.input_processor.eos_ids
     fmt = None if params.structured_outputs is None else _GrammarLimit(client, params, start)

@@ -71,6 +71,10 @@ def load_chat_template(given: str | Path) -> str:
         raise ValueError(f"chat_template {str(given)!r} is neither Jinja text nor a readable file: {error}") from None
 
 
+# of models that embed a text or an image, and have no template
+TEXTS_ALONE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
 def render_chat(
     tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions, media: MediaCollector | None = None
 ) -> Prompt:
@@ -84,8 +88,9 @@ def render_chat(
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     tools = _tools(options.tools)
-    template = _template(tokenizer, options.chat_template, tools is not None)
     media = MediaCollector() if media is None else media
+    plain = media.info.without_text and options.chat_template is None and tokenizer.chat_template is None
+    template = TEXTS_ALONE if plain else _template(tokenizer, options.chat_template, tools is not None)
     checked = [_check(message, place, template, media) for place, message in enumerate(messages)]
     if options.continue_final_message:
         checked[-1] = _mark(checked[-1])
@@ -104,7 +109,7 @@ def render_chat(
     if options.continue_final_message:
         text = _until_mark(text)
     refuse_surrogates(text, "the rendered chat")
-    return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+    return Prompt(tokenizer.encode(text, add_special_tokens=plain), text)
 
 
 def _check(message: Any, place: int, template: str, media: MediaCollector) -> Message:

@@ -278,6 +278,7 @@ def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars
         max_embeds_rows(config, prepared.sizes.row_store),
         prepared.encoder,
         whole_runs=prepared.served_media.whole_runs,
+        max_prefix=0 if prepared.media is None else prepared.media.max_prefix,
     )
     if tokenizer is None:
         generation["detokenize"] = False

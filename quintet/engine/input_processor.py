@@ -1,7 +1,9 @@
 """Checks a user's prompt and parameters, applies defaults, and makes the engine's requests."""
 
+import hashlib
 import logging
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import LogitsProcessor
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.encoder_text import TextInput
+from quintet.media.spans import identity
 from quintet.outputs import child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
@@ -37,6 +40,7 @@ class ModelLimits:
     embeds_rows: int = 0  # most embeddings of a prompt, where the row store has to hold all of them; 0: it has not
     encoder: SpeechInput | TextInput | None = None  # what the model's encoder takes; None: it has none
     whole_runs: bool = False  # tokens of an image are computed in one step
+    max_prefix: int = 0  # tokens of a prompt, where they see one another and are computed in one step; 0: they do not
 
 
 class _CallParams(NamedTuple):
@@ -157,9 +161,7 @@ class InputProcessor:
                 f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
-        if self.limits.whole_runs and prompt.media and params.scores_prompt:
-            why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
-            raise ParameterError(_scoring(params), why)
+        self._check_whole(prompt, params, len(ids))
         _check_candidates(params, len(ids))
         if prompt.embeds and 0 < self.limits.embeds_rows < len(ids):
             raise ValueError(
@@ -186,7 +188,7 @@ class InputProcessor:
                 max_tokens=max_tokens,
                 stop_ids=shared.stop_ids,
                 bad_words_ids=shared.bad_words_ids,
-                salt=prompt.salt,
+                salt=_prefix_salt(prompt, ids) if self.limits.max_prefix else prompt.salt,
                 priority=shared.priority,
                 arrival=arrival,
                 returns_prompt_logprobs=index == 0,
@@ -197,6 +199,7 @@ class InputProcessor:
                 lora=prompt.lora,
                 encoder=prompt.encoder,
                 media=prompt.media,
+                sees_prompt=self.limits.max_prefix > 0,
                 alignment=prompt.alignment,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
@@ -214,6 +217,17 @@ class InputProcessor:
             "this model transcribes audio, and the prompt has none; give {'prompt_token_ids': [...], "
             "'multi_modal_data': {'audio': samples}}"
         )
+
+    def _check_whole(self, prompt: Prompt, params: SamplingParams, count: int) -> None:
+        """ValueError where a step has to compute a prompt, or the tokens of its images, and cannot."""
+        if 0 < self.limits.max_prefix < count:
+            raise ValueError(
+                f"the prompt has {count} tokens that see one another, and {self.limits.max_prefix} do at most (the "
+                "window of the model's layers, or max_num_batched_tokens); shorten it"
+            )
+        if params.scores_prompt and (self.limits.max_prefix or (self.limits.whole_runs and prompt.media)):
+            why = "cut a prompt into steps, and tokens of an image of this model are computed in one; leave it out"
+            raise ParameterError(_scoring(params), why)
 
     def _compile_grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""
@@ -240,6 +254,12 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ParameterError("bad_words", "needs a tokenizer, and the engine was started without one; leave it out")
         return self.tokenizer.bad_word_ids(params.bad_words)
+
+
+def _prefix_salt(prompt: Prompt, ids: Sequence[int]) -> bytes:
+    """Returns the salt of a prompt whose tokens see one another: no other prompt finds its pages."""
+    content = array("q", ids).tobytes() + identity(prompt.media, 0, len(ids))
+    return prompt.salt + hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _check_not_empty(prompt: Prompt) -> None:

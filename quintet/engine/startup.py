@@ -33,7 +33,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
-from quintet.engine.media.factory import Checkpoint, served_media
+from quintet.engine.media.factory import Checkpoint, served_media, whole_prompt_config
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -133,12 +133,15 @@ def _decide(
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
     config = config if pooling is None else resolve_pooling(config, pooling, backend, reasons)
+    config = whole_prompt_config(config, media, reasons) if pooling is None else config
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     rows = row_store_sizes(config, facts, platform.name, length, media.levels, media.whole_runs)
+    if rows is not None:
+        rows = replace(rows, whole_prompts=media.whole_prompts and pooling is None)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=media.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))

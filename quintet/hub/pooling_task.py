@@ -28,6 +28,7 @@ TASKS_BY_CLASS = {
     "ForPreTraining": "embed",
     "ForTextEncoding": "embed",
     "ColBERT": "embed",
+    "ColPaliForRetrieval": "embed",
     "ColQwen2ForRetrieval": "embed",
     "ModernBert": "embed",
     "Model": "embed",
@@ -38,12 +39,15 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     *("use_sep_token", "task"),
 )
-LATE_INTERACTION = ("ColQwen2ForRetrieval",)  # of pictures
+LATE_INTERACTION = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")  # of pictures
 SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
     *("mpnet", "nomic_bert", "gemma3_text"),
 )  # families of models that use mean pooling, if no file names another
+
+
+LAST_POOLING_TYPES = ("clip_text_model", "siglip_text_model", "siglip2_text_model")  # of encoders, by the last token
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     asked = config.pooler_config or PoolerConfig()
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
-    made = "MEAN" if kind in MEAN_POOLING_TYPES and convert == "embed" else "CLS" if encoder else "LAST"
+    encoder_type = "LAST" if kind in LAST_POOLING_TYPES else "CLS"
+    made = "MEAN" if kind in MEAN_POOLING_TYPES and convert == "embed" else encoder_type if encoder else "LAST"
     if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
         made = "MEAN"
     token = asked.type_for(True) or ("STEP" if asked.step_tag_id is not None else "ALL")

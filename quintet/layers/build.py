@@ -57,6 +57,7 @@ class BuildContext:
     kv_scales: KVScaling = field(default_factory=KVScaling)
     requested_outputs: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
+    whole_prompts: bool = False  # tokens of a prompt see all of it, those that are generated only what is before them
     tied_head: bool | None = None  # the head is the token embedding; None: as the config's tie_word_embeddings has it
     expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     routed_experts: RoutedExperts | None = None  # collects what routers choose; None: steps do not return it

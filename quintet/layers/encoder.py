@@ -69,7 +69,7 @@ class Encoder(ModelBase):
         segments = getattr(config, "type_vocab_size", 0)
         self.types = VocabParallelEmbedding(build, segments, width, is_replicated=True) if segments else None
         self.uses_token_types = segments > 1
-        self.norm = LayerNorm(build, width, eps(config))
+        self.norm: nn.Module = LayerNorm(build, width, eps(config))
         self.widened = None
         if width != config.hidden_size:
             split = replicated(config.hidden_size, build.size)
@@ -135,7 +135,11 @@ class Encoder(ModelBase):
             x = self.widened(x)
         for layer in self.order():
             x = layer(x, cache)
-        return Outputs(None, self._ops.take_rows(x, batch.logits_indices)), cache.state
+        return Outputs(None, self._ops.take_rows(self.finished(x, batch), batch.logits_indices)), cache.state
+
+    def finished(self, x: Tensor, batch: Batch) -> Tensor:
+        """Returns what the model gives of its last block's x [T, H]."""
+        return x
 
 
 # tensors that stand for several -> these, in order

@@ -23,6 +23,7 @@ class KindFacts:
     joined: bool = False  # the first two axes, of videos and frames, are one for the encoder
     even: bool = False  # the processor takes videos of one prompt with equal numbers of frames
     cut: bool = False  # the processor would cut off what is longer than its window (chunk_length seconds)
+    bare: bool = False  # the processor writes tokens at a text's ends, which are none of an item's
     processor: str = ""  # transformers' module and class, of a kind that it wants torchvision for
     timing: tuple[str, ...] = ()  # fields that positions follow from, and that nothing encodes
 
@@ -39,6 +40,8 @@ class MediaFamily:
     rotary: bool = False  # tokens have three rotary positions (M-RoPE), by get_rope_index()
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
     bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
+    alone: bool = False  # a prompt is a text or an item, which is one token, and its row is the model's output
+    prefix: bool = False  # tokens of a prompt see all of it, with pictures and without
 
 
 def _images(*names: str, **facts: Any) -> dict[str, KindFacts]:
@@ -88,12 +91,19 @@ FAMILIES = {
     "qwen3_5_moe": MediaFamily(_qwen("qwen3_vl.Qwen3VLVideoProcessor"), rotary=True),
     # its forward() gives the text model no positions but 0, 1, ...
     "colqwen2": MediaFamily(_images("pixel_values", "image_grid_thw", placeholder=_QWEN.format(IMAGE)), "vlm_config"),
+    "colpali": MediaFamily(_images("pixel_values", bare=True), "vlm_config"),
+    "clip": MediaFamily(_images("pixel_values", placeholder=""), alone=True),
+    "siglip": MediaFamily(_images("pixel_values", placeholder=""), alone=True),
+    "siglip2": MediaFamily(
+        _images("pixel_values", "pixel_attention_mask", "spatial_shapes", placeholder=""), alone=True
+    ),
     "idefics3": MediaFamily(_images(*_MASKED, nested=True)),
     "smolvlm": MediaFamily({
         **_images(*_MASKED, nested=True),
         VIDEO: KindFacts(_MASKED, placeholder="<video>", even=True, processor="smolvlm.SmolVLMVideoProcessor"),
     }),
     "gemma3": MediaFamily(_images("pixel_values", placeholder="<start_of_image>"), bidirectional=True),
+    "paligemma": MediaFamily(_images("pixel_values", bare=True), prefix=True),
     "mistral3": MediaFamily(_images(*_SIZED, placeholder="[IMG]")),
     "internvl": MediaFamily({
         **_images("pixel_values", placeholder="<IMG_CONTEXT>"),
@@ -160,7 +170,6 @@ FAMILIES = {
 _TIMM = "its tower is built by the package timm, with which nothing was tried here"
 _PARTS = "its config has the parts of a model that speaks, and media of its thinker were not tried"
 REFUSED = {
-    "paligemma": "its text model lets all tokens of a prompt see one another, which is not computed here",
     "ovis2": "tokens around a picture have embeddings of its encoder's, too, which have no place here",
     "fuyu": "pixels go into its text model through one product, and it has no encoder",
     "florence2": "its encoder reads pictures beside text, which encoders here do not",
@@ -187,6 +196,7 @@ class MediaModel:
     max_rows: int = 0  # of one item: encoder_cache_rows
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound
     max_run: int = 0  # of tokens of one picture side by side, where they see one another; 0: no bound
+    max_prefix: int = 0  # of tokens of a prompt, where they see one another; 0: they do not
     cache_bytes: int = 0  # of what processed media may take, in each process
     # numbers of a row of its encoder; 0: callers cannot give rows, since the text model needs more than them
     rows_width: int = 0

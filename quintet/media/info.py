@@ -27,3 +27,8 @@ class MediaInfo:
     def kinds(self) -> tuple[str, ...]:
         """Kinds that a prompt may have."""
         return tuple(kind for kind, most in self.limits.items() if most)
+
+    @property
+    def without_text(self) -> bool:
+        """True if a prompt is a text or an item: nothing stands for one in a text."""
+        return "" in self.placeholders.values()

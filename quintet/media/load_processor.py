@@ -12,23 +12,27 @@ from typing import Any
 
 from quintet.common.distribution import install_hint
 from quintet.media.families import MediaModel
+from quintet.media.items import MediaProcessor
 from quintet.media.kinds import AUDIO, IMAGE, VIDEO
 from quintet.media.processing import LONGEST, HFMediaProcessor
+from quintet.media.processors.image_prompts import ImagePromptProcessor
 from quintet.media.processors.parts import ATTRIBUTES
 from quintet.media.processors.tensor_parts import load_tensor_part
 from quintet.media.processors.voxtral import load_voxtral
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
 # wrappers whose own processor takes no text beside pictures -> the processor of the same files that does
-STAND_INS = {"colqwen2": "Qwen2VLProcessor"}
+STAND_INS = {"colpali": "PaliGemmaProcessor", "colqwen2": "Qwen2VLProcessor"}
 PARTS = {"tokenizer", "image_processor", "video_processor", "feature_extractor"}  # that are loaded here
 
 
-def load_processor(model: MediaModel) -> HFMediaProcessor:
+def load_processor(model: MediaModel) -> MediaProcessor:
     """Returns the processor of a model. Imports transformers, which takes seconds. ValueError says what is missing."""
     if importlib.util.find_spec("PIL") is None and set(model.tokens) - {AUDIO}:
         raise ValueError(f"images need the package pillow, which is not installed: {install_hint('image')}")
     try:
+        if model.family.alone:
+            return ImagePromptProcessor(model, _part(ATTRIBUTES[IMAGE], model))
         return HFMediaProcessor(model, _processor(model))
     except (OSError, MemoryError):
         raise

@@ -116,11 +116,12 @@ class HFMediaProcessor:
             )  # fmt: skip
             arrays = {name: WireArray.of(as_array(each)) for name, each in part.last.items() if is_array(each)}
             timing = {name: WireArray.of(as_array(out[name])) for name in facts.timing if name in out}
-        ids = _ids(out)[: len(_ids(out)) // count]
-        rows = ids.count(self.model.tokens[kind])
+        ids, token = _ids(out)[: len(_ids(out)) // count], self.model.tokens[kind]
+        ids = [each for each in ids if each == token] if facts.bare else ids
+        rows = ids.count(token)
         if not rows:
             raise ValueError(
-                f"the processor gives {ONE[kind]} no token {self.model.tokens[kind]} ({facts.token} of config.json), "
+                f"the processor gives {ONE[kind]} no token {token} ({facts.token} of config.json), "
                 "which its rows would stand for: it is too small, or processor and model do not belong together"
             )
         others = {name: each for name, each in part.last.items() if name not in arrays}

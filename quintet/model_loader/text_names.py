@@ -12,7 +12,8 @@ _WRAPPED = re.compile(r"(?:thinker\.|vlm\.)?(?P<trunk>model\.)?(?:language_model
 _TRUNK = re.compile(r"(layers|embed_tokens|norm|embed_tokens_per_layer|embedding_norm)\.")  # without "model."
 _LAYERS = re.compile(r"model\.(blocks|encoder\.layers)\.")  # transformers 5.23 saves layers of some under these names
 _HEAD = re.compile(
-    r"(?:thinker\.|vlm\.)?(?P<name>(lm_head|embedding_proj_layer|score|classifier|v_head|value_head|rank_head)\..+)"
+    r"(?:thinker\.|vlm\.)?(?P<name>(lm_head|embedding_proj_layer|score|classifier|v_head|value_head|rank_head"
+    r"|text_projection)\..+)"
 )
 # beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
 _TOWER = re.compile(

@@ -35,6 +35,8 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "new": "gte",
     "pegasus": "bart",
     "plbart": "bart",
+    "siglip2_text_model": "clip_text_model",
+    "siglip_text_model": "clip_text_model",
     "xlm-roberta": "roberta",
     "xlm-roberta-flash": "jina_embeddings_v3",
     "qwen2_vl_text": "qwen2",

@@ -18,7 +18,8 @@ class GemmaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        refuse(config, "use_bidirectional_attention")
+        if build.causal and not build.whole_prompts:
+            refuse(config, "use_bidirectional_attention")
         hidden, biased = config.hidden_size, config.attention_bias
         rotary = Rotary.from_config(build, config)
         norm = partial(RMSNorm, build, hidden, config.rms_norm_eps, offset=1.0)

@@ -18,7 +18,8 @@ class Gemma2ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        refuse(config, "use_bidirectional_attention")
+        if build.causal and not build.whole_prompts:
+            refuse(config, "use_bidirectional_attention")
         rotary = Rotary(build, config.head_dim, config.rope_parameters, config.max_position_embeddings)
 
         def layer(config: Any, build: BuildContext, index: int) -> nn.Module:

@@ -126,4 +126,4 @@ def test_pages_tell_pictures_and_their_parts_apart() -> None:
 
 def test_wrappers_that_are_not_served_have_a_reason() -> None:
     assert not any(why_no_media(kind) for kind in FAMILIES)
-    assert "see one another" in why_no_media("paligemma") and why_no_media("another")
+    assert "timm" in why_no_media("gemma3n") and why_no_media("another")

@@ -50,7 +50,7 @@ class MediaCollector:
     def placeholder(self, kind: str, where: str) -> str:
         """Returns the text that stands for an item, for chat templates that take text alone. ParameterError if the
         model has none."""
-        if text := self.info.placeholders.get(kind):
+        if (text := self.info.placeholders.get(kind)) is not None:
             return text
         raise ParameterError(
             where, f"is of the kind {kind}, and this chat template takes text alone; give a chat_template that writes "

@@ -140,7 +140,7 @@ class BatchBuilder:
         batch = self._stretches(requests, computed, counts, _token_ids(plan))
         wanted, rows = output_rows_of(requests, list(plan.tokens.values()), batch.query_start_loc)
         batch = batch._replace(logits_indices=wanted)
-        if self._always_embeds or any(_has_embeds(request) for request in requests):
+        if self._always_embeds or any(_has_embeds(request) or _sees_ahead(request) for request in requests):
             batch = batch._replace(inputs=HostInputs(embed_indices=_embed_indices(plan), until=self._until(plan)))
         elif self._types:
             batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
@@ -149,13 +149,16 @@ class BatchBuilder:
         return _with_rotary(batch, requests), rows
 
     def _until(self, plan: StepPlan) -> IntArray | None:
-        """The last position that each token sees, where tokens of a picture see one another; None: none does here."""
+        """The last position that each token sees, where tokens of a picture or of a prompt see one another; None: none
+        does here."""
         if not self._ahead:
             return None
         found, at = np.full(plan.num_tokens, -1, np.int32), 0
         for request, count in plan.tokens.items():
             start = request.num_computed
-            for media in request.core_request.media:
+            if _sees_ahead(request):
+                found[at : at + min(count, request.num_prompt - start)] = request.num_prompt - 1
+            for media in () if request.core_request.sees_prompt else request.core_request.media:
                 for place, size, _ in overlaps(media, start, start + count):
                     found[at + place - start : at + place - start + size] = place + size - 1
             at += count
@@ -206,6 +209,11 @@ def _token_ids(plan: StepPlan) -> IntArray:
 def _has_embeds(request: Request) -> bool:
     """True if rows of the row store may stand in the places of the tokens that it computes next."""
     return request.num_computed < request.num_prompt and request.core_request.has_rows
+
+
+def _sees_ahead(request: Request) -> bool:
+    """True if it computes tokens of its prompt next, which see all of it."""
+    return request.core_request.sees_prompt and request.num_computed < request.num_prompt
 
 
 def _embed_indices(plan: StepPlan) -> IntArray:

@@ -68,7 +68,7 @@ class EnginePlan:
         types = model.uses_token_types and self.pooling is not None
         rows = self.sizes.row_store
         there = {"embed_indices": rows is not None, "token_type_ids": types}
-        there["until"] = rows is not None and rows.whole_runs
+        there["until"] = rows is not None and (rows.whole_runs or rows.whole_prompts)
         there |= dict.fromkeys(("adapters", "adapter_extras"), self.config.enable_lora)
         return tuple(name for name, wanted in there.items() if wanted)
 

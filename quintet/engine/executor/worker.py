@@ -153,6 +153,7 @@ class Worker:
             kv_scales=sizes.kv_scales,
             requested_outputs=sizes.requested_outputs,
             causal=sizes.causal,
+            whole_prompts=sizes.row_store is not None and sizes.row_store.whole_prompts,
             tied_head=sizes.tied_head,
             expert_placement=sizes.expert_placement,
             routed_experts=RoutedExperts() if sizes.requested_outputs.routed_experts else None,

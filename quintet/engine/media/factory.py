@@ -40,6 +40,11 @@ class ServedMedia(NamedTuple):
         """True if tokens of a picture see one another."""
         return self.sizes is not None and FAMILIES[self.whole.model_type].bidirectional
 
+    @property
+    def whole_prompts(self) -> bool:
+        """True if tokens of a prompt see one another."""
+        return self.sizes is not None and FAMILIES[self.whole.model_type].prefix
+
     def rotary(self, longest: int) -> RotaryIndex | None:
         """Returns what computes positions where a token has three rotary ones, up to `longest`."""
         if self.sizes is None or not FAMILIES[self.whole.model_type].rotary:
@@ -51,23 +56,32 @@ class ServedMedia(NamedTuple):
         if self.sizes is None or rows is None:
             return None
         family = FAMILIES[self.whole.model_type]
-        kinds = family.kinds
+        takes_rows = not (family.rotary or family.deepstack or family.alone)
         return MediaModel(
             model_type=self.whole.model_type,
             folder=str(folder),
-            tokens={kind: getattr(encoding_part(self.whole), kinds[kind].token) for kind in self.kinds},
+            tokens={kind: _token(self.whole, kind) for kind in self.kinds},
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
             max_prompt_rows=0 if config.enable_chunked_prefill else rows.rows,
             max_run=self._max_run(config) if self.whole_runs else 0,
+            max_prefix=self._max_run(config) if self.whole_prompts else 0,
             cache_bytes=int(config.mm_processor_cache_gb * 2**30),
-            rows_width=0 if family.rotary or family.deepstack else self.whole.get_text_config().hidden_size,
+            rows_width=self.whole.get_text_config().hidden_size if takes_rows else 0,
         )
 
     def _max_run(self, config: EngineConfig) -> int:
         """Returns how many tokens that see one another a step and a window hold."""
         window = getattr(self.whole.get_text_config(), "sliding_window", None)
         return min(config.step_tokens, window or config.step_tokens)
+
+
+def whole_prompt_config(config: EngineConfig, media: ServedMedia, reasons: list[str]) -> EngineConfig:
+    """Returns the settings of a model whose prompts are computed in one step; adds to `reasons`."""
+    if not media.whole_prompts:
+        return config
+    reasons.append("enable_chunked_prefill=False: tokens of a prompt see one another, so that one step computes all")
+    return config.replace(enable_chunked_prefill=False)
 
 
 def media_limits(config: EngineConfig, model: MediaModel | None) -> MediaInfo:
@@ -106,15 +120,16 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
         return ServedMedia(None, "this model takes text alone")
     why = _refusal(config, facts, platform, model)
     if why:
-        return ServedMedia(
-            None, f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
-        )
+        why = f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
+        if config.runner != "pooling" and (family := FAMILIES.get(model.whole.model_type)) and family.prefix:
+            raise ValueError(f"{why}, and its prompts of text are computed in the same way")
+        return ServedMedia(None, why)
     from quintet.engine.executor.tower_part import TowerSizes
 
     wrapper = _wrapper(config, model)
     deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
     levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
-    kinds = tuple(kind for kind in _wanted(config, model) if _has_token(model, kind))
+    kinds = tuple(kind for kind in _wanted(config, model) if isinstance(_token(model.whole, kind), int))
     return ServedMedia(TowerSizes(encoding_part(wrapper), levels), whole=model.whole, kinds=kinds)
 
 
@@ -124,9 +139,10 @@ def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
     return [kind for kind in FAMILIES[model.whole.model_type].kinds if limits.get(kind) != 0]
 
 
-def _has_token(model: Checkpoint, kind: str) -> bool:
-    token = FAMILIES[model.whole.model_type].kinds[kind].token
-    return isinstance(getattr(encoding_part(model.whole), token, None), int)
+def _token(whole: Any, kind: str) -> Any:
+    """Returns the token in whose places rows of an item stand; None if a wrapper's config names none."""
+    family = FAMILIES[whole.model_type]
+    return 0 if family.alone else getattr(encoding_part(whole), family.kinds[kind].token, None)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
@@ -138,12 +154,15 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return why
     if not _wanted(config, model):
         return "limit_mm_per_prompt has 0 of each kind"
-    if not any(_has_token(model, each) for each in _wanted(config, model)):
+    if not any(isinstance(_token(model.whole, each), int) for each in _wanted(config, model)):
         return f"its config.json names no token for them ({FAMILIES[kind].kinds[_wanted(config, model)[0]].token})"
     if facts.ops_only or facts.static_shapes:
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
-    if FAMILIES[kind].bidirectional and "until" not in platform.optional_spec_fields:
+    ahead = FAMILIES[kind].bidirectional or (FAMILIES[kind].prefix and config.runner != "pooling")
+    if ahead and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
+    if FAMILIES[kind].prefix and model.backend:
+        return "tokens of a prompt see one another, which is not computed with transformers' code of the text model"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:

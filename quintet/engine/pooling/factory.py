@@ -51,6 +51,9 @@ def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reason
     return config.replace(**changes)
 
 
+PADDED_TYPES = ("siglip_text_model", "siglip2_text_model")  # whose texts were filled up in training
+
+
 def head_tensors(pooling: Pooling) -> tuple[str, ...]:
     """Returns patterns of tensors that are no part of the model's trunk."""
     return (*heads.HEAD_TENSORS, *heads.PROJECTIONS) if pooling.sentence.pools_tokens else heads.HEAD_TENSORS
@@ -74,6 +77,8 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
         similarity=sentence.settings.similarity or "cosine",
         skiplist_words=sentence.settings.skiplist_words if sentence.pools_tokens else (),
         expands_queries=sentence.settings.expands_queries,
+        padded_len=hf_config.max_position_embeddings if hf_config.model_type in PADDED_TYPES else 0,
+        pad_token_id=getattr(hf_config, "pad_token_id", None) or 0,
         has_separator=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 

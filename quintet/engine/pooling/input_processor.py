@@ -38,6 +38,8 @@ class PoolingBounds:
     skiplist_ids: Sequence[int] = ()  # of the same, once the tokenizer is there
     expands_queries: bool = False  # the model's scores are of queries with mask tokens added (late interaction)
     has_separator: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
+    padded_len: int = 0  # texts are filled up to so many tokens, as in training, and those count; 0: they are not
+    pad_token_id: int = 0
     sampling_params: SamplingParams = field(default_factory=_no_sampling)  # of requests that draw nothing
 
     def with_special_tokens(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
@@ -48,7 +50,9 @@ class PoolingBounds:
         place = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
         skipped = [token_id for word in self.skiplist_words if (token_id := tokenizer.token_id(word)) is not None]
         ends = whole[place + len(bare) :]
-        return replace(self, start_token_ids=whole[:place], end_token_ids=ends, skiplist_ids=skipped)
+        padding = tokenizer.token_id(str(tokenizer.special_tokens.get("pad_token")))
+        found = replace(self, start_token_ids=whole[:place], end_token_ids=ends, skiplist_ids=skipped)
+        return found if padding is None else replace(found, pad_token_id=padding)
 
     def score_prompts(self, task: str) -> tuple[str, str]:
         """Returns the prompts before queries and documents that are embedded for a score. ValueError for a ColBERT
@@ -116,6 +120,8 @@ class PoolingBounds:
                 f"the text has {len(ids)} tokens, and max_model_len is {self.max_model_len}; shorten it, or set "
                 "truncate_prompt_tokens (-1 cuts what is too much)"
             )
+        if not prompt.media and len(ids) < self.padded_len:
+            ids = [*ids, *[self.pad_token_id] * (self.padded_len - len(ids))]
         kind = self.sequence if not params.of_tokens else "ALL"
         return CoreRequest(
             request_id=request_id,

@@ -112,7 +112,7 @@ def _auto_class(config: Any) -> Any:
     """Returns transformers' class that knows the wrapper."""
     import transformers
 
-    for name in ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM"):
+    for name in ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM", "AutoModel"):
         found = getattr(transformers, name, None)
         if found is not None and type(config) in found._model_mapping:
             return found
@@ -128,7 +128,10 @@ def _shorten(text: Any) -> None:
 
 def _drop_text(model: Any) -> None:
     """Takes the text model and its head out of a wrapper."""
-    dropped = [model.get_decoder(), model.get_output_embeddings()]
+    if FAMILIES[model.config.model_type].alone:
+        dropped = [getattr(model, name, None) for name in ("text_model", "text_projection")]
+    else:
+        dropped = [model.get_decoder(), model.get_output_embeddings()]
     for parent in (model, getattr(model, "model", None)):
         if parent is None:
             continue

@@ -279,6 +279,7 @@ class RemoteBackend:
             embeds_rows=served.embeds_rows,
             encoder=served.encoder or served.source,
             whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
+            max_prefix=0 if served.media_model is None else served.media_model.max_prefix,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

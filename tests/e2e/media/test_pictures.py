@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet import LLM, SamplingParams
+from quintet.media.families import FAMILIES
 from quintet.media.items import MediaItem
 from quintet.models.transformers.tower import MediaTower
 from tests.helpers.media.wrappers import SEEING, Made, make, picture
@@ -78,6 +79,9 @@ def test_token_ids_of_the_processor_are_the_prompts(made: Made) -> None:
         bare = made.processor.tokenizer(case[0])["input_ids"]
         if made.model.config.model_type == "idefics2":  # what is behind a picture's tokens depends on the text there
             bare = ids
+        if FAMILIES[made.model.config.model_type].prefix:  # its processor writes tokens between pictures and text
+            places = [at for at, each in enumerate(ids) if each == 258]
+            bare = [each for at, each in enumerate(ids) if at not in places or places.index(at) % 16 == 0]
         for given in (bare, ids):  # a placeholder for each picture, or all of its tokens
             data = {"multi_modal_data": {"image": case[1]}} if case[1] else {}
             (output,) = llm.generate({"prompt_token_ids": given, **data}, GREEDY, use_tqdm=False)

@@ -56,18 +56,22 @@ def test_embeddings_are_those_of_transformers_alone_together_and_from_the_cache(
     llm.close()
 
 
-def test_colqwen2s_vectors_of_queries_and_pictures_are_those_of_transformers(tmp_path: Path) -> None:
-    wrapper = WRAPPERS["qwen2_vl"]
-    inner = {"model_type": "qwen2_vl", "text_config": {**TINY, **wrapper.text}, "vision_config": wrapper.vision,
-             "image_token_id": 258, "tie_word_embeddings": False, **wrapper.entries}  # fmt: skip
+LATE = {"colqwen2": "qwen2_vl", "colpali": "paligemma"}  # models for late interaction -> the wrapper in each
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_vectors_of_queries_and_pictures_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    wrapper = WRAPPERS[LATE[kind]]
+    inner = {"model_type": LATE[kind], "text_config": {**TINY, **wrapper.text}, "vision_config": wrapper.vision,
+             wrapper.token_entry: 258, "tie_word_embeddings": False, **wrapper.entries}  # fmt: skip
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
-        config = transformers.ColQwen2Config(vlm_config=inner, embedding_dim=16)
-        model = transformers.ColQwen2ForRetrieval(config).float().eval()
-        scatter(model)
+        config = transformers.CONFIG_MAPPING[kind](vlm_config=inner, embedding_dim=16)
+        model = getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForRetrieval")(config)
+        scatter(model.float().eval())
         model.save_pretrained(tmp_path)
-    save_processor("qwen2_vl", tmp_path)
-    made = Made(tmp_path, model, _processor(media_model("qwen2_vl", tmp_path)), wrapper)
+    save_processor(LATE[kind], tmp_path)
+    made = Made(tmp_path, model, _processor(media_model(LATE[kind], tmp_path)), wrapper)
     names = ("none", "one", "odd")  # transformers takes one picture of a text
     llm = LLM(str(tmp_path), **{**SMALL, "runner": "auto", "pooler_config": None}, use_tqdm=False)
     prompts = [prompt(*cases(made)[name]) for name in names]
@@ -76,7 +80,7 @@ def test_colqwen2s_vectors_of_queries_and_pictures_are_those_of_transformers(tmp
         given = made.inputs(*cases(made)[name])
         given = {key: given[key] for key in ("input_ids", "attention_mask", "pixel_values", "image_grid_thw") if
                  key in given}  # fmt: skip
-        if "pixel_values" in given:
+        if "image_grid_thw" in given:
             given["pixel_values"] = given["pixel_values"][None]
         with torch.inference_mode():
             want = model(**given).embeddings[0].numpy()

@@ -1,5 +1,7 @@
 """Configurations of small multimodal wrappers: more of them."""
 
+from dataclasses import replace
+
 from tests.helpers.media.configs import (
     CLIP,
     PINPOINTS,
@@ -30,7 +32,16 @@ GLM_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 28, "
               "intermediate_size": 48}  # fmt: skip
 GLM_PIXELS = {"patch_size": 4, "size": {"shortest_edge": 128, "longest_edge": 4096}}
 
+PALIGEMMA = Wrapper(
+    {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}, SIGLIP,
+    {"size": {"height": 28, "width": 28}, "image_seq_length": 16}, {}, {"projection_dim": 64, "hidden_size": 64},
+    token_entry="image_token_index", named={"image_token": "<image>"}, like="paligemma", model_type="paligemma",
+)  # fmt: skip
 MORE = {
+    "paligemma": PALIGEMMA,
+    "paligemma2": replace(
+        PALIGEMMA, text={"model_type": "gemma2", "query_pre_attn_scalar": 16, "sliding_window": 96},
+    ),
     "aya_vision": Wrapper(
         {"model_type": "cohere2"}, SIGLIP, PATCHED, {"patch_size": 7, "img_size": 28, "downsample_factor": 2},
         {"downsample_factor": 2},

@@ -71,7 +71,8 @@ class Made:
         if not given:
             return dict(self.processor.tokenizer(text, return_tensors="pt"))
         given |= {**self.wrapper.options, "return_tensors": "pt"}
-        return {name: _tensor(each) for name, each in self.processor(text=text, **given).items()}
+        out = self.processor(text=text, **given)
+        return {name: _tensor(each) for name, each in out.items() if name != "labels"}
 
     def generated(self, text: str, pictures: Sequence[Picture], media: Media, count: int, vocab: int) -> list[int]:
         """Returns the tokens of transformers' generate(), below `vocab` alone: with its cache, since tokens behind a
@@ -88,14 +89,16 @@ class Made:
         given = self.inputs(text, pictures)
         ids, made = given.pop("input_ids"), []
         given.pop("attention_mask", None)
-        name = "token_type_ids" if "token_type_ids" in given else "mm_token_type_ids"  # Gemma's
+        prefix = FAMILIES[self.model.config.model_type].prefix  # marks what is generated, and no prompt
+        name = "token_type_ids" if prefix or "token_type_ids" in given else "mm_token_type_ids"  # Gemma's
         types = given.pop(name, None)
+        types = torch.zeros_like(ids) if prefix else types
         with torch.inference_mode():
             for _ in range(count):
                 more = {} if types is None else {name: types}
                 made.append(int(self.model(input_ids=ids, use_cache=False, **more, **given).logits[0, -1].argmax()))
                 ids = torch.cat([ids, torch.tensor([[made[-1]]])], 1)
-                types = None if types is None else torch.cat([types, torch.zeros_like(types[:, :1])], 1)
+                types = None if types is None else torch.cat([types, torch.full_like(types[:, :1], prefix)], 1)
         return made
 
 

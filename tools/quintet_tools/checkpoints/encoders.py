@@ -55,6 +55,9 @@ ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
         "biased": {**MODERN, "attention_bias": True, "mlp_bias": True, "norm_bias": True},
     },
     "mpnet": {"plain": SMALL},
+    "clip_text_model": {"quick_gelu": SMALL, "gelu": {**SMALL, "hidden_act": "gelu"}},
+    "siglip_text_model": {"plain": {**SMALL, "projection_size": 48}},
+    "siglip2_text_model": {"plain": {**SMALL, "projection_size": 48}},
     "albert": {"groups": ALBERT, "wide words": {**SMALL, "embedding_size": 48}},
     "jina_bert": {
         "gated": {**JINA, "feed_forward_type": "geglu"},
