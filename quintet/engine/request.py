@@ -69,8 +69,8 @@ class CoreRequest:
     lora: LoRAReference | None = None  # the adapter that it is answered with
     encoder: MediaItem | None = None  # what the model's encoder makes rows of, which its layers read; in the salt, too
     media: tuple[MediaItem, ...] = ()  # pictures and the like, in the order of their tokens in prompt_ids
-    sees_prompt: bool = False  # each token of the prompt sees all of it; in the salt, too
     alignment: AlignmentSpan | None = None  # attention of its tokens to `encoder` that is asked for
+    sees_prompt: bool = False  # each token of the prompt sees all of it; in the salt, too
 
     @property
     def has_rows(self) -> bool:

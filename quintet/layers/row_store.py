@@ -26,8 +26,8 @@ class RowStoreSizes:
     rows: int  # that items can have, a multiple of PAGE_ROWS
     by_torch: bool = False  # torch can write to what the device holds
     whole_runs: bool = False  # tokens of an item that stand side by side are computed in one step
-    whole_prompts: bool = False  # tokens of a prompt see one another, and are computed in one step
     levels: int = 1  # rows of one token: that of its embedding, and those that are added behind the first layers
+    whole_prompts: bool = False  # tokens of a prompt see one another, and are computed in one step
 
     @property
     def total_rows(self) -> int:

@@ -104,6 +104,7 @@ class Asked(msgspec.Struct, array_like=True):
     encoder: MediaItem | None = None
     media: tuple[MediaItem, ...] = ()
     alignment: AlignmentSpan | None = None
+    sees_prompt: bool = False
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True):
@@ -129,7 +130,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
                 [(one.request_id, one.random_key) for one in each], each[0].open_reasoning_tokens, each[0].token_types,
                 each[0].returns_prompt_logprobs, each[0].lora, each[0].encoder, each[0].media,
-                each[0].alignment,
+                each[0].alignment, each[0].sees_prompt,
             )
             for each in admitted
         ]  # fmt: skip
@@ -155,7 +156,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
                 request_id, each.prompt_ids, self.params, key, each.max_tokens, self.stop_ids, self.bad_words_ids,
                 each.salt, self.priority, each.arrival, each.scored and index == 0, each.embeds, self.grammar,
                 self.marks, each.thought, self.pooling, self.rows, each.types, each.lora, each.encoder, each.media,
-                each.alignment,
+                each.alignment, each.sees_prompt,
             )
             for each in self.asked
             for index, (request_id, key) in enumerate(each.completions)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ import torch
 import zmq
 
 from quintet.chat.prompts import Prompt
+from quintet.chat.reasoning_tokens import ReasoningMarkerIds
 from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, Sockets, warms_grammars
 from quintet.engine.processes.model_facts import served
 from quintet.engine.processes.served_adapters import ServedAdapters
+from quintet.engine.request import CoreRequest
 from quintet.interface.platform import Capabilities
+from quintet.lora.request import LoRAReference
+from quintet.media.items import MediaItem
+from quintet.pooling_params import PoolingParams
+from quintet.sampling_params import SamplingParams
+from quintet.transcription.alignment import AlignmentSpan
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
 
 
@@ -93,6 +101,25 @@ def test_admitted_requests_come_off_the_wire_as_they_were_sent(engine: Wired) ->
     sent = wire.decode_to_engine(wire.encode(wire.Submit.of(0, admitted)))
     assert isinstance(sent, wire.Submit) and sent.requests() == [*admitted[0], *admitted[1]]
     assert isinstance(sent.requests()[0].stop_ids, frozenset)
+
+
+def test_every_fact_of_a_request_crosses_the_wire() -> None:
+    marks = ReasoningMarkerIds(opens=((3,),), closes=((4,),), forced=(4,))
+    facts: dict[str, Any] = {
+        "request_id": "a", "prompt_ids": [1, 2], "params": SamplingParams(seed=3), "random_key": (4, 5),
+        "max_tokens": 6, "stop_ids": frozenset({7}), "bad_words_ids": ((8,),), "salt": b"s", "priority": 9,
+        "arrival": 1.5, "returns_prompt_logprobs": False, "embeds": b"1234", "grammar": "g",
+        "reasoning_marker_ids": marks, "open_reasoning_tokens": 2, "pooling": PoolingParams(dimensions=2),
+        "pooled_rows": "last", "token_types": b"5678", "lora": LoRAReference("l", "/l", b"d", 3),
+        "encoder": MediaItem("audio", b"e"), "media": (MediaItem("image", b"m", spans=((0, 1),)),),
+        "alignment": AlignmentSpan(1, 2), "sees_prompt": True,
+    }  # fmt: skip
+    sent = CoreRequest(**facts)
+    assert [each.name for each in fields(CoreRequest)] == [*facts] and all(
+        getattr(sent, each.name) != each.default for each in fields(CoreRequest)
+    )
+    [found] = wire.decode_to_engine(wire.encode(wire.Submit.of(0, [[sent]]))).requests()
+    assert found == sent
 
 
 def test_what_the_requests_of_a_call_share_is_sent_and_held_once(engine: Wired) -> None:
