@@ -40,13 +40,13 @@ def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
 
 
 def with_step_tokens(config: EngineConfig, facts: Capabilities, whole_runs: bool, reasons: list[str]) -> EngineConfig:
-    """Sets max_num_batched_tokens if the user did not, and adds the reason. `whole_runs`: pictures whose tokens see one
-    another come in one step."""
+    """Sets max_num_batched_tokens if the user did not, and adds the reason if they are few. `whole_runs`: tokens of a
+    picture see one another, and come in one step."""
+    if config.max_num_batched_tokens is not None:
+        return config
     in_host_memory = bool(facts.layout_key)
-    if config.max_num_batched_tokens is not None or not in_host_memory:
-        return config
-    if config.runner == "pooling" or whole_runs or not config.enable_chunked_prefill:
-        return config
+    if not in_host_memory or config.runner == "pooling" or whole_runs or not config.enable_chunked_prefill:
+        return config.replace(max_num_batched_tokens=STEP_TOKENS)
     spec = config.speculative_config
     each = 2 + (0 if spec is None else spec.num_speculative_tokens)  # of a request that decodes, and one of a prompt
     tokens = min(STEP_TOKENS, max(HOST_STEP_TOKENS, each * config.max_num_seqs))

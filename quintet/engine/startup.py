@@ -33,7 +33,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.lora.factory import lora_sizes, make_lora
-from quintet.engine.media.factory import Checkpoint, served_media, whole_prompt_config
+from quintet.engine.media.factory import Checkpoint, ServedMedia, served_media, whole_prompt_config
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
@@ -56,7 +56,7 @@ from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
-from quintet.hub.pooling_task import is_pooling_model
+from quintet.hub.pooling_task import Pooling, is_pooling_model
 from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo
@@ -132,16 +132,13 @@ def _decide(
         reasons += describe_files(config, hf_config.model_type, weights, media.why)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
-    config = config if pooling is None else resolve_pooling(config, pooling, backend, reasons)
-    config = whole_prompt_config(config, media, reasons) if pooling is None else config
+    config = _step_config(config, facts, pooling, media, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
-    rows = row_store_sizes(config, facts, platform.name, length, media.levels, media.whole_runs)
-    if rows is not None:
-        rows = replace(rows, whole_prompts=media.whole_prompts and pooling is None)
+    rows = row_store_sizes(config, facts, platform.name, length, media)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=media.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
@@ -151,7 +148,6 @@ def _decide(
     elif config.enable_return_routed_experts:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
-    config = with_step_tokens(config, facts, media.whole_runs, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(
@@ -171,6 +167,22 @@ def _decide(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler, media,
     )  # fmt: skip
+
+
+def _step_config(
+    config: EngineConfig,
+    facts: Capabilities,
+    pooling: Pooling | None,
+    media: ServedMedia,
+    backend: str,
+    reasons: list[str],
+) -> EngineConfig:
+    """Resolves what the task and the media determine of a step."""
+    if pooling is None:
+        config = whole_prompt_config(config, media, reasons)
+    else:
+        config = resolve_pooling(config, pooling, backend, reasons)
+    return with_step_tokens(config, facts, media.whole_runs, reasons)
 
 
 def _descriptions(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:

@@ -10,18 +10,18 @@ from quintet.layers.row_store import PAGE_ROWS, RowStoreSizes
 
 if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
+    from quintet.engine.media.factory import ServedMedia
 
 
 MEDIA_ROWS = 8192  # by default, where media are served: a large one, and the next
 
 
 def row_store_sizes(
-    config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int, levels: int = 0, whole: bool = False
+    config: EngineConfig, facts: Capabilities, platform: str, max_model_len: int, media: "ServedMedia"
 ) -> RowStoreSizes | None:
-    """Returns the room for rows on a device; None: no request brings any. `levels`: rows of a token of a picture; 0:
-    media are not served; `whole`: see RowStoreSizes. ValueError if the platform has none, or if there are rows for
-    nothing."""
-    if not config.enable_prompt_embeds and not levels:
+    """Returns the room for rows on a device; None: no request brings any. ValueError if the platform has none, or if
+    there are rows for nothing."""
+    if not config.enable_prompt_embeds and not media.levels:
         if config.encoder_cache_rows is not None:
             raise ValueError(
                 f"encoder_cache_rows={config.encoder_cache_rows}: no request brings rows; set "
@@ -36,9 +36,12 @@ def row_store_sizes(
     rows = config.encoder_cache_rows
     if rows is None:
         prompt = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
-        media = min(2 * max_model_len, MEDIA_ROWS) if levels else 0
-        rows = max(config.step_tokens, prompt, media, 2 * EMBEDS_ROWS)
-    return RowStoreSizes(-(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, whole, max(1, levels))
+        pictures = min(2 * max_model_len, MEDIA_ROWS) if media.levels else 0
+        rows = max(config.step_tokens, prompt, pictures, 2 * EMBEDS_ROWS)
+    return RowStoreSizes(
+        -(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, media.whole_runs, max(1, media.levels),
+        media.whole_prompts and config.runner != "pooling",
+    )  # fmt: skip
 
 
 def make_row_store(sizes: RowStoreSizes | None) -> RowStoreManager | None:
