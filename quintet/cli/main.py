@@ -4,6 +4,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,8 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     place = int(words[:1] == ["help"])
     words[place : place + 1] = [ALIASES.get(word, word) for word in words[place : place + 1]]
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)  # the interpreter's last look for garbage would walk all of torch, for 0.1 s
     try:
         with repeated_interrupts():
             name = _name(words)
@@ -78,6 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER
+    finally:  # behind what the command has registered, so that it runs before
+        atexit.unregister(_end_quickly)
+        atexit.register(_end_quickly)
+
+
+def _end_quickly() -> None:
+    """Ends the process without a look for garbage, which would walk all of torch for 0.1 s, and in spite of Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
 
 
 def _name(words: list[str]) -> str | None:

@@ -128,9 +128,8 @@ def test_a_text_and_an_image_together_are_refused(towers: Towers, llm: LLM) -> N
 
 
 @pytest.mark.slow  # a server starts
+@pytest.mark.parametrize("towers", ["clip"], indirect=True)
 def test_a_server_embeds_images_of_messages(towers: Towers) -> None:
-    if towers.kind != "clip":
-        pytest.skip("one of the three has a tokenizer here")
     words = tokenizer(Wrapper({}, specials=()))
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A </s>", pair=None, special_tokens=[("<s>", 256), ("</s>", 257)]
