@@ -167,7 +167,7 @@ class RouterApp:
     async def _own(self, path: str, scope: Scope) -> Response | None:
         """Returns the router's own answer; None if the path has none."""
         core = self._core
-        if path in ("/health", "/ping"):
+        if path in ("/live", "/health", "/ping"):
             return _json({"status": "alive"})
         if path == "/ready":
             core.check_ready()

@@ -32,7 +32,7 @@ def _port(value: Any) -> int:
     return number
 
 
-PROBE_PATHS = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+PROBE_PATHS = ("/live", "/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked often, by machines
 UPLOAD_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies may have max_upload_bytes
 # chats, whose bodies may have as many where the model takes images, video or audio
 MEDIA_PATHS = (

@@ -162,7 +162,7 @@ def test_ports_and_probes_are_the_servers(manifest: dict[str, Document], contain
     paths = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {each["port"] for each in paths.values()} == {port["name"]}
     assert {name: each["path"] for name, each in paths.items()} == {
-        "startup": "/health", "liveness": "/health", "readiness": "/ready",
+        "startup": "/live", "liveness": "/live", "readiness": "/ready",
     }  # fmt: skip
     assert {each["path"] for each in paths.values()} <= ROUTES & set(PUBLIC_PATHS)  # a probe brings no key
     told = manifest["Deployment"]["spec"]["template"]["metadata"]["annotations"]

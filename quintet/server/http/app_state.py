@@ -106,10 +106,8 @@ class AppState:
         """Raises ApiError 503 if the engine cannot serve."""
         if self._failed is not None:
             raise as_api_error(self._failed)
-        why = self.unavailable_reason()
-        if why is not None:
-            code = "asleep" if self.sleep_level and not self.draining else "not_ready"
-            raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
+        if (why := self.unavailable_reason()) is not None:
+            raise not_ready_error(why, "asleep" if self.sleep_level and not self.draining else "not_ready")
 
     async def choose_model(self, http: HTTPConnection, name: str | None) -> None:
         """Has the request answered by the model of that name: the one that is served, or one of its adapters.
@@ -189,6 +187,11 @@ class AppState:
                 400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
             )
         return min(seconds, most)
+
+
+def not_ready_error(why: str, code: str = "not_ready") -> ApiError:
+    """Returns the error of a call for which the engine is not there now."""
+    return ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
 
 def _shutting_down() -> ApiError:

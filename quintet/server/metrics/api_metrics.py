@@ -22,7 +22,7 @@ _REFUSALS = {
     431: "too_large",
     503: "unavailable",
 }
-_PROBES = {"/health", "/ready", "/ping", "/metrics"}
+_PROBES = {"/live", "/health", "/ready", "/ping", "/metrics"}
 _UNCOUNTED = _PROBES | {"/version", "/load"}  # routes that vLLM's HTTP metrics leave out
 
 

@@ -83,7 +83,7 @@ def test_a_stopped_engine_is_not_ready_and_one_that_goes_on_is_again(server: Ser
     engine = server.find("engine_process")
     engine.suspend()
     assert until(lambda: ready(server.url)[0] == 503)
-    assert httpx.get(server.url + "/health", timeout=PATIENCE).status_code == 200
+    assert httpx.get(server.url + "/live", timeout=PATIENCE).status_code == 200
     assert "no sign of life" in server.complete().json()["error"]["message"]
     engine.resume()
     assert until(lambda: ready(server.url)[0] == 200)

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /ping and /version, and POST /reset_prefix_cache: for those who keep the server running."""
+"""GET /live, /health, /ready, /ping and /version, and POST /reset_prefix_cache: for who keeps the server running."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -6,16 +6,26 @@ from starlette.responses import Response
 
 from quintet import __version__
 from quintet.server.http.admin.protocol import Sign, Version
+from quintet.server.http.app_state import not_ready_error
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import app_state_of, json_response
 
 router = APIRouter()
 
 
+@router.get("/live")
+@documents_route(answer=Sign)
+async def live() -> Response:
+    """Checks that this process answers, also while the model loads."""
+    return json_response(Sign("alive"))
+
+
 @router.get("/health")
 @documents_route(answer=Sign)
-async def health() -> Response:
-    """Checks that this process answers; /ready checks that it can serve."""
+async def health(http: HttpRequest) -> Response:
+    """Checks that the engine lives and has loaded its model, as it still has asleep; else 503 and the reason."""
+    if (why := app_state_of(http).backend.unavailable_reason()) is not None:
+        raise not_ready_error(why)
     return json_response(Sign("alive"))
 
 
@@ -29,9 +39,9 @@ async def ready(http: HttpRequest) -> Response:
 
 @router.get("/ping")
 @documents_route(answer=Sign)
-async def ping() -> Response:
+async def ping(http: HttpRequest) -> Response:
     """Alias of /health, which model hosting services ask for."""
-    return json_response(Sign("alive"))
+    return await health(http)
 
 
 @router.get("/version")

@@ -103,10 +103,12 @@ async def test_tokens_that_are_wrong_are_refused(path: str, body: dict[str, Any]
 
 async def test_alive_is_not_ready() -> None:
     dead = FakeBackend(dead="the model is being loaded")
-    assert (await get("/health", dead)).status_code == 200 and (await get("/ping", dead)).status_code == 200
-    ready = await get("/ready", dead)
-    assert ready.status_code == 503 and "the model is being loaded" in ready.json()["error"]["message"]
-    assert ready.headers["retry-after"]
+    assert (await get("/live", dead)).status_code == 200
+    for path in ("/health", "/ping", "/ready"):
+        answer = await get(path, dead)
+        assert answer.status_code == 503 and "the model is being loaded" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"]
+    assert (await get("/health")).status_code == 200 and (await get("/ping")).status_code == 200
     assert (await get("/ready")).json() == {"status": "ready"}
     assert (await get("/version")).json() == {"version": __version__}
 

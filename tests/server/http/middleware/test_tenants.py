@@ -28,6 +28,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat(max_tokens=1),
     "/v1/messages": chat(max_tokens=1, model=None),
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+    "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}},
     **UNSALTED,
 }
 NUMBERS: dict[str, dict[str, Any]] = {
