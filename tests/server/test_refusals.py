@@ -34,7 +34,7 @@ TAKE_ANYTHING = {
     "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
-    "--reasoning-parser", "--allowed-media-domains",
+    "--reasoning-parser", "--allowed-media-domains", "--image",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
     "--prefill", "--decode", "--backend-ca-certs", "--language", "--prompt", "--output",
