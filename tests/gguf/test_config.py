@@ -60,6 +60,9 @@ UNREAD = {
 UNREAD_OF = {
     "bailingmoe2": {"layer_output_norm"},
     "bert": {"output_norm", "cls", "cls.output"},
+    "jina-bert-v2": {"cls"},
+    "modern-bert": {"cls", "cls.output", "cls.norm"},
+    "nomic-bert": {"position_embd", "output_norm"},
     "chatglm": {"attn_q", "attn_k", "attn_v"},
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},
