@@ -38,7 +38,9 @@ class ArchitectureNames:
     computed: Mapping[str, Computed] = field(default_factory=dict)  # by the model's tensor; "/": outside of the layers
     joined: Mapping[str, Joined] = field(default_factory=dict)  # by the module
     biased_experts: bool = False  # the model has a place for a bias of each expert
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: FUSED)  # rows over one another: keys of `blocks`
+    fused: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: FUSED
+    )  # rows over one another: keys of `blocks`
     stated: Mapping[str, str] = field(default_factory=dict)  # of a layer: the model's tensor [1] -> key of the metadata
 
     def module(self, name: str) -> str | None:

@@ -115,7 +115,9 @@ class DeferredTensors:
         parts = [_unpermuted(self._model, each) for each in parts]
         own = parent.rpartition(".")[2]
         floats = not all(each.quantized for each in parts) and last == "weight"
-        entry = JoinedEntry(self._model, tuple(parts), order, transposed=floats and parent.endswith(self._names.transposed))
+        entry = JoinedEntry(
+            self._model, tuple(parts), order, transposed=floats and parent.endswith(self._names.transposed)
+        )
         if not parent.rpartition(".")[0].endswith(".experts"):
             return {target: entry}
         count = _expert_count(self._model, parts[0])

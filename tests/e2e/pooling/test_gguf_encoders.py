@@ -17,7 +17,9 @@ STORED = load_file(FOLDER / "logits.safetensors")
 IDS = STORED["ids"].tolist()
 
 
-@pytest.mark.parametrize("name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"])
+@pytest.mark.parametrize(
+    "name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"]
+)
 def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -> None:
     wanted = STORED[f"{name}.transformers"].numpy()
     file = FOLDER / f"{name}.gguf"
@@ -30,7 +32,7 @@ def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -
         (pooled,) = llm.embed([IDS], use_tqdm=False)
     np.testing.assert_allclose(states.outputs.data, wanted, atol=2e-3 * float(wanted.std()))
     mean = wanted.mean(0) / np.linalg.norm(wanted.mean(0))
-    np.testing.assert_allclose(pooled.outputs.embedding, mean, atol=1e-5)
+    np.testing.assert_allclose(pooled.outputs.embedding, mean, atol=1e-4)
 
 
 def test_a_classifier_is_refused() -> None:
