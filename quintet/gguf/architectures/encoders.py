@@ -46,7 +46,7 @@ def _has_gate(model: GGUFModel) -> bool:
 
 
 def _jina_names(model: GGUFModel) -> ArchitectureNames:
-    """Of the two halves the gate is the first, and the second where q and k are normed."""
+    """Names of a file. The gate is the first of the two halves, and the second where q and k are normed."""
     if _has_gate(model) or _jina_bert(model)["feed_forward_type"] == "original":
         return ArchitectureNames(_JINA, _ENDS, "layers")
     halves = ("up", "gate") if model.has("blk.0.attn_q_norm.weight") else ("gate", "up")
