@@ -46,9 +46,9 @@ def _epsilon(model: GGUFModel, key: str) -> float:
 
 def _tokens(model: GGUFModel) -> Entries:
     """The ids that a text begins, is padded and ends with."""
-    entries: Entries = {}
-    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        entries[name] = model.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    entries: Entries = {"bos_token_id": model.metadata.get("tokenizer.ggml.bos_token_id")}
+    pad = model.metadata.get("tokenizer.ggml.padding_token_id")
+    entries |= {} if pad is None else {"pad_token_id": pad}
     return entries | {"eos_token_id": generation(model)["eos_token_id"] or None}
 
 

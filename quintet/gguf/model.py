@@ -38,8 +38,8 @@ class GGUFModel:
         return numbers.pop() if numbers else default
 
     def per_layer(self, key: str, default: Any = None) -> list[Any]:
-        """Returns an entry of each layer [layers]; ValueError if a list has fewer."""
-        value = self.metadata.get(f"{self.prefix}.{key}", default)
+        """An entry of each layer [layers]; ValueError if a list has fewer. `key`: of the architecture, or whole."""
+        value = self.metadata.get(key, self.metadata.get(f"{self.prefix}.{key}", default))
         if not isinstance(value, Array):
             return [value] * self.layers
         found = list(value)[: self.layers]

@@ -34,10 +34,14 @@ class ArchitectureNames:
     layers: str = "model.layers"
     permutes_qk: bool = False  # rows of q and k stand for rotations of neighbours: see unpermuted_rows()
     offset: float = 0.0  # what was added to the weights of norms
-    transposed: tuple[str, ...] = ()  # of the modules: [out, in] in GGUF, [in, out] in the model's own checkpoints
+    transposed: tuple[str, ...] = ()  # ends of modules: [out, in] in GGUF, [in, out] in the model's own checkpoints
     computed: Mapping[str, Computed] = field(default_factory=dict)  # by the model's tensor; "/": outside of the layers
     joined: Mapping[str, Joined] = field(default_factory=dict)  # by the module
     biased_experts: bool = False  # the model has a place for a bias of each expert
+    fused: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: FUSED
+    )  # rows over one another: keys of `blocks`
+    stated: Mapping[str, str] = field(default_factory=dict)  # of a layer: the model's tensor [1] -> key of the metadata
 
     def module(self, name: str) -> str | None:
         """Returns the module of a tensor's name without its last part; None: the model has no such module."""
@@ -53,7 +57,7 @@ class ArchitectureNames:
     def modules(self, name: str) -> tuple[str, ...]:
         """Returns a tensor's modules, in the order of its rows: several if the file joins what the model has apart."""
         block = BLOCK.fullmatch(name)
-        apart = FUSED.get(block[2], ()) if block is not None and block[2] not in self.blocks else ()
+        apart = self.fused.get(block[2], ()) if block is not None and block[2] not in self.blocks else ()
         found = [self.module(f"blk.{block[1]}.{each}") for each in apart] if block is not None else []
         known = found or [self.module(name)]
         return tuple(each for each in known if each is not None)

@@ -215,6 +215,19 @@ class ComputedEntry:
             raise ValueError(f"{self.model.path}: {shapes} do not fit: {str(error)[:200]}; fetch it again") from None
 
 
+@dataclass(frozen=True)
+class StatedEntry:
+    """A number of a layer that the file has in its metadata: [1]."""
+
+    name: str  # the key
+    value: float
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] = (1,)
+
+    def tensor(self) -> Tensor:
+        return torch.tensor([self.value])
+
+
 def _same(model: GGUFModel, x: Tensor) -> Tensor:
     return x
 
@@ -260,6 +273,12 @@ def _tiled_channels(model: GGUFModel, x: Tensor) -> Tensor:
     return _one_channel(model, x[_tiled_rows_after_keys(model, len(x))])
 
 
+def _rates(model: GGUFModel, x: Tensor, index: int) -> Tensor:
+    """[2 H, K], of each key head the first rates of its value heads, then the second ones -> the first or second of all
+    heads [H, K]."""
+    return x.unflatten(0, (model.required_number("ssm.group_count"), 2, -1))[:, index].flatten(0, 1)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "same": _same,
     "flat": _flat,
@@ -267,6 +286,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "log_of_negative": _log_of_negative,
     "latent_kv": _latent_kv,
     **{f"part {index}": functools.partial(_part, index=index) for index in range(3)},
+    **{f"rates_{name}": functools.partial(_rates, index=index) for index, name in enumerate("ba")},
     "tiled": _tiled,
     "tiled_columns": _tiled_columns,
     "tiled_channels": _tiled_channels,

@@ -16,7 +16,7 @@ from quintet.gguf.cursor import format_name
 from quintet.gguf.file import files
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ROPE, Joined, check_head_rows, layer_of
-from quintet.model_loader.gguf_tensors import ComputedEntry, GGUFEntry, JoinedEntry, LoadedTensor
+from quintet.model_loader.gguf_tensors import ComputedEntry, GGUFEntry, JoinedEntry, LoadedTensor, StatedEntry
 
 MAX_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
 MAX_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
@@ -58,6 +58,17 @@ def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
             )
         yield from found.items()
     yield from later.entries().items()
+    yield from _stated(model)
+
+
+def _stated(model: GGUFModel) -> Iterator[tuple[str, StatedEntry]]:
+    """Tensors that the file has as numbers of its metadata. ValueError where they are none."""
+    names = names_of(model)
+    for target, key in names.stated.items():
+        for index, value in enumerate(model.per_layer(key)):
+            if not isinstance(value, float) or not math.isfinite(value):
+                raise ValueError(f"{model.path}: {key} of layer {index} is {str(value)[:40]!r}, not a number")
+            yield names.model_name(target, index), StatedEntry(key, value)
 
 
 class DeferredTensors:
@@ -104,7 +115,9 @@ class DeferredTensors:
         parts = [_unpermuted(self._model, each) for each in parts]
         own = parent.rpartition(".")[2]
         floats = not all(each.quantized for each in parts) and last == "weight"
-        entry = JoinedEntry(self._model, tuple(parts), order, transposed=floats and own in self._names.transposed)
+        entry = JoinedEntry(
+            self._model, tuple(parts), order, transposed=floats and parent.endswith(self._names.transposed)
+        )
         if not parent.rpartition(".")[0].endswith(".experts"):
             return {target: entry}
         count = _expert_count(self._model, parts[0])
@@ -180,7 +193,7 @@ def _of_module(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> Ma
         entry = replace(entry, permuted_head_dim=model.head_dim)
     if names.offset and own.endswith("norm") and last == "weight":
         entry = replace(entry, offset=names.offset)
-    if own in names.transposed and last == "weight" and not entry.quantized:
+    if module.endswith(names.transposed) and last == "weight" and not entry.quantized:
         entry = replace(entry, transposed=True)
     wide = own == "shared_expert_gate" and len(entry.stored.shape) == 1
     return {f"{module}.{last}": replace(entry, to_float32=wide)}
@@ -191,7 +204,7 @@ def _of_experts(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> M
     if len(entry.stored.shape) != (2 if last == "bias" and names.biased_experts else 3):
         return {entry.name: entry}  # the loader then says that the model has no place for it
     floats = last == "weight" and not entry.quantized
-    entry = replace(entry, transposed=floats and own in names.transposed)
+    entry = replace(entry, transposed=floats and module.endswith(names.transposed))
     count = _expert_count(model, entry)
     return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}
 

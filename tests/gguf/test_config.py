@@ -60,9 +60,13 @@ UNREAD = {
 UNREAD_OF = {
     "bailingmoe2": {"layer_output_norm"},
     "bert": {"output_norm", "cls", "cls.output"},
+    "jina-bert-v2": {"cls"},
+    "modern-bert": {"cls", "cls.output", "cls.norm"},
+    "nomic-bert": {"position_embd", "output_norm"},
     "chatglm": {"attn_q", "attn_k", "attn_v"},
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},
+    "qwen3next": {"ssm_in"},  # of the first files: see test_gguf.py
     "mpt": {"ffn", "attn_q_norm", "attn_k_norm", "position_embd"},
     "phi2": {"ffn_norm"},
 }

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, SIZES, Architecture, Entries
+from quintet.gguf.architectures.rope import rope
 from quintet.gguf.model import GGUFModel
-from quintet.gguf.names import ArchitectureNames
+from quintet.gguf.names import FUSED, ArchitectureNames
 
 POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}  # pooling_type, as llama.cpp counts them; 0 and none: of tokens
 
@@ -20,10 +21,61 @@ def _encoder(model: GGUFModel, name: str) -> Entries:
 
 
 def _bert(model: GGUFModel) -> Entries:
-    """Positions are counted from 0; RoBERTa's files are of the same architecture, with another vocabulary."""
-    if model.metadata.get("tokenizer.ggml.model") not in ("bert", "none"):
-        raise ValueError(f"{model.path} is a RoBERTa, which quintet does not read from GGUF; use its original files")
+    """Also RoBERTa: its files have the positions from the first token's on."""
     return {**_encoder(model, "BertModel"), "hidden_act": "gelu"}
+
+
+def _nomic_bert(model: GGUFModel) -> Entries:
+    return {**_encoder(model, "NomicBertModel"), "hidden_act": "silu", "rope_parameters": rope(model, base=1000.0)}
+
+
+def _jina_bert(model: GGUFModel) -> Entries:
+    """The gate's activation, which the file does not have, is that of all that are published."""
+    gated = _has_gate(model) or model.shape("blk.0.ffn_up.weight")[0] != model.required_number("feed_forward_length")
+    return {
+        **_encoder(model, "JinaBertModel"),
+        "feed_forward_type": "geglu" if gated else "original",
+        "qk_post_norm": model.has("blk.0.attn_q_norm.weight"),
+        "hidden_act": "gelu",
+    }
+
+
+def _has_gate(model: GGUFModel) -> bool:
+    """True of the first files of Jina 2, in which both halves of the feed-forward's first matrix are apart."""
+    return model.has("blk.0.ffn_gate.weight")
+
+
+def _jina_names(model: GGUFModel) -> ArchitectureNames:
+    """Names of a file. The gate is the first of the two halves, and the second where q and k are normed."""
+    if _has_gate(model) or _jina_bert(model)["feed_forward_type"] == "original":
+        return ArchitectureNames(_JINA, _ENDS, "layers")
+    halves = ("up", "gate") if model.has("blk.0.attn_q_norm.weight") else ("gate", "up")
+    return _halved(_JINA, _ENDS, halves)
+
+
+def _halved(blocks: Mapping[str, str], ends: Mapping[str, str], halves: tuple[str, str]) -> ArchitectureNames:
+    """Names where the first matrix of the feed-forward is two, over one another."""
+    rest = {name: module for name, module in blocks.items() if name != "ffn_up"}
+    parts = {name: f"mlp.{name}_proj" for name in halves}
+    return ArchitectureNames({**rest, **parts}, ends, "layers", fused={**FUSED, "ffn_up": halves})
+
+
+def _modern_bert(model: GGUFModel) -> Entries:
+    """Windows in all layers but each third, from the first on."""
+    every = model.required_number("attention.sliding_window_pattern", 3)
+    base = model.number("rope.freq_base", 160000.0)
+    bases = {"full_attention": base, "sliding_attention": model.number("rope.freq_base_swa", base)}
+    kinds = ["sliding_attention" if model.window and i % every else "full_attention" for i in range(model.layers)]
+    return {
+        **_encoder(model, "ModernBertModel"),
+        "local_attention": model.window or 128,
+        "layer_types": kinds,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in bases.items()},
+        "hidden_activation": model.get("hidden_act", "gelu"),
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
 
 _ENDS = {
@@ -35,9 +87,30 @@ _BLOCKS = {
 "ffn_down": "mlp.down_proj", "layer_output_norm": "norm",
 }  # fmt: skip
 _NAMES = ArchitectureNames(_BLOCKS, _ENDS, "layers")
+_GATED = {**_BLOCKS, "ffn_gate": "mlp.gate_proj"}
+_JINA = {
+    **_GATED, "attn_q_norm": "attention.over_q", "attn_k_norm": "attention.over_k", "attn_norm_2": "between",
+}  # fmt: skip
+_MODERN = {
+    **{name: _BLOCKS[name] for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down")},
+    "attn_norm": "attention_norm", "ffn_norm": "mlp_norm",
+}  # fmt: skip
+_MODERN_ENDS = {"token_embd": "words", "token_embd_norm": "norm", "output_norm": "final_norm"}
 _COMMON = {key: name for key, name in SIZES.items() if key != "attention.head_count_kv"}
+_MODERN_COMMON = {**_COMMON, LAYER_NORM_EPS: "norm_eps"}
 _COMMON |= {LAYER_NORM_EPS: "layer_norm_eps"}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": Architecture("bert", _NAMES, _bert, _COMMON, has_head_dim=False),
+    "jina-bert-v2": Architecture("jina_bert", _jina_names, _jina_bert, _COMMON, has_head_dim=False),
+    "modern-bert": Architecture(
+        "modernbert",
+        _halved(_MODERN, _MODERN_ENDS, ("gate", "up")),
+        _modern_bert,
+        _MODERN_COMMON,
+        has_head_dim=False,
+    ),
+    "nomic-bert": Architecture(
+        "nomic_bert", ArchitectureNames(_GATED, _ENDS, "layers"), _nomic_bert, _COMMON, has_head_dim=False
+    ),
 }

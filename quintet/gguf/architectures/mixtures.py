@@ -15,6 +15,7 @@ from quintet.gguf.architectures.tables import (
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ArchitectureNames, Computed, Joined
 
+PHIMOE_MSCALE = 1.243163121016122  # of Phi-3.5-MoE's config.json
 SIGMOID = 2  # expert_gating_func, as llama.cpp counts them
 _CHOICE = "mlp.gate.e_score_correction_bias"
 
@@ -95,6 +96,21 @@ def _deepseek2(model: GGUFModel) -> Entries:
     return entries | {"topk_method": "group_limited_greedy" if limited else "greedy", "norm_topk_prob": False}
 
 
+def _minicpm3(model: GGUFModel) -> Entries:
+    """Multipliers, which the file does not have, are the config's defaults, as in llama.cpp."""
+    turned, key = model.required_number("rope.dimension_count"), model.required_number("attention.key_length")
+    rank = {"q_lora_rank": model.shape("blk.0.attn_q_a.weight")[0]}
+    return {
+        **rank,
+        "kv_lora_rank": model.required_number("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": model.shape("blk.0.attn_kv_b.weight")[0] // model.heads - (key - turned),
+        "rope_parameters": latent_rope(model),
+        "attention_bias": False,
+    }
+
+
 def _gpt_oss(model: GGUFModel) -> Entries:
     """Windows in every other layer, from the first on; the ramp of YaRN has ends that are no whole numbers."""
     return {
@@ -114,6 +130,15 @@ def _minimax_m2(model: GGUFModel) -> Entries:
 
 def _olmoe(model: GGUFModel) -> Entries:
     return {"rope_parameters": rope(model), "norm_topk_prob": False, **experts(model)}
+
+
+def _phimoe(model: GGUFModel) -> Entries:
+    """Cosines and sines are multiplied by the published model's number, which its files do not have."""
+    turned = rope(model)
+    if turned.pop("attention_factor", None) is not None:
+        turned |= dict.fromkeys(("short_mscale", "long_mscale"), PHIMOE_MSCALE)
+    biased = {"attention_bias": query_bias(model), "lm_head_bias": model.has("output.bias")}
+    return {"rope_parameters": turned, "sliding_window": model.window, **biased, **experts(model, "num_local_experts")}
 
 
 def _hunyuan_moe(model: GGUFModel) -> Entries:
@@ -233,5 +258,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ArchitectureNames(MIXTURE.blocks, computed=bias_of_choice("mlp.e_score_correction_bias")),
         _minimax_m2,
     ),
+    "minicpm3": Architecture("minicpm3", ArchitectureNames(_LATENT), _minicpm3, has_head_dim=False),
     "olmoe": Architecture("olmoe", MIXTURE, _olmoe),
+    "phimoe": Architecture("phimoe", MIXTURE, _phimoe, has_head_dim=False),
 }

@@ -65,9 +65,15 @@ def _qwen35_moe(model: GGUFModel) -> Entries:
     return _qwen35(model) | _experts(model, renormalized=True) | shared
 
 
+def _is_joined(model: GGUFModel) -> bool:
+    """True of Qwen3-Next's first files, in which all that a delta net is made of is one matrix."""
+    return model.in_any_layer("ssm_in.weight")
+
+
 _NET = "self_attn"  # of a delta net, too
+_NAMES = {**LLAMA, **LATER_NORM, **EXPERTS}
 QWEN35 = ArchitectureNames(
-    {**LLAMA, **LATER_NORM, **EXPERTS},
+    _NAMES,
     offset=1.0,
     joined={
         f"{_NET}.in_proj_qkv": Joined(("attn_qkv",), "tiled after keys"),
@@ -84,10 +90,36 @@ QWEN35 = ArchitectureNames(
     },
 )
 
+_NEXT = {
+    f"{_NET}.A_log": Computed("log_of_negative", ("ssm_a",)),
+    f"{_NET}.dt_bias": Computed("same", ("ssm_dt.bias",)),
+    f"{_NET}.conv1d.weight": Computed("one_channel", ("ssm_conv1d.weight",)),
+    f"{_NET}.norm.weight": Computed("same", ("ssm_norm.weight",)),
+}
+_QWEN3_NEXT = ArchitectureNames(
+    {**_NAMES, "ssm_out": f"{_NET}.out_proj", "attn_qkv": f"{_NET}.in_proj_qkv", "attn_gate": f"{_NET}.in_proj_z"},
+    offset=1.0,
+    computed={
+        **_NEXT,
+        f"{_NET}.in_proj_b.weight": Computed("rates_b", ("ssm_ba.weight",)),
+        f"{_NET}.in_proj_a.weight": Computed("rates_a", ("ssm_ba.weight",)),
+    },
+)
+_QWEN3_NEXT_JOINED = ArchitectureNames(
+    {**_NAMES, "ssm_out": f"{_NET}.out_proj", "ssm_in": f"{_NET}.in_proj_qkvz", "ssm_ba": f"{_NET}.in_proj_ba"},
+    offset=1.0,
+    computed=_NEXT,
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture("qwen2", MIXTURE, _qwen2),
     "qwen2moe": Architecture("qwen2_moe", MIXTURE, _qwen2_moe),
     "qwen3": Architecture("qwen3", MIXTURE, _qwen3),
+    "qwen3next": Architecture(
+        lambda model: "qwen3_next" if _is_joined(model) else "qwen3_5_moe_text",
+        lambda model: _QWEN3_NEXT_JOINED if _is_joined(model) else _QWEN3_NEXT,
+        _qwen35_moe,
+    ),
     "qwen3moe": Architecture("qwen3_moe", MIXTURE, _qwen3_moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, _qwen35),
     "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, _qwen35_moe),

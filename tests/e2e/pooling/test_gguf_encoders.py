@@ -17,24 +17,26 @@ STORED = load_file(FOLDER / "logits.safetensors")
 IDS = STORED["ids"].tolist()
 
 
-@pytest.mark.parametrize("name", ["bert"])
+@pytest.mark.parametrize(
+    "name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"]
+)
 def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -> None:
     wanted = STORED[f"{name}.transformers"].numpy()
-    settings = {"device": "cpu", "dtype": "float32", "activation_bits": 16, "skip_tokenizer_init": True}
-    with LLM(FOLDER / f"{name}.gguf", use_tqdm=False, **settings) as llm:
+    file = FOLDER / f"{name}.gguf"
+    settings = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True}
+    if any(each.kind.name == "Q8_0" for each in read(file).tensors.values()):
+        settings["activation_bits"] = 16
+    with LLM(file, use_tqdm=False, **settings) as llm:
         params = PoolingParams(task="token_embed", normalize=False)
         (states,) = llm.encode([IDS], params, use_tqdm=False)
         (pooled,) = llm.embed([IDS], use_tqdm=False)
     np.testing.assert_allclose(states.outputs.data, wanted, atol=2e-3 * float(wanted.std()))
     mean = wanted.mean(0) / np.linalg.norm(wanted.mean(0))
-    np.testing.assert_allclose(pooled.outputs.embedding, mean, atol=1e-5)
+    np.testing.assert_allclose(pooled.outputs.embedding, mean, atol=1e-4)
 
 
-def test_what_is_no_plain_bert_is_refused() -> None:
+def test_a_classifier_is_refused() -> None:
     file = read(FOLDER / "bert.gguf")
-    other = {**file.metadata, "tokenizer.ggml.model": "t5"}
-    with pytest.raises(ValueError, match="is a RoBERTa, which quintet does not read from GGUF; use its original files"):
-        config(GGUFModel([dataclasses.replace(file, metadata=other)]))
     heads = {**file.tensors, "cls.weight": file.tensors["token_embd.weight"]}
     with pytest.raises(ValueError, match="has a classifier behind the encoder, which quintet does not read"):
         config(GGUFModel([dataclasses.replace(file, tensors=heads)]))

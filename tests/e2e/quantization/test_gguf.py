@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.startup import prepare
+from quintet.gguf.cursor import Array
 from quintet.gguf.file import read
 from quintet.gguf.tensor_types import KINDS
 from quintet.hub.resolve import load_model_config
@@ -27,7 +28,7 @@ from tests.helpers.checkpoints.gguf import Row, header, joined
 from tests.helpers.platforms.run_model import Runner
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
-ENCODERS = ("bert",)
+ENCODERS = ("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta")
 NAMES = sorted({path.stem for path in FOLDER.glob("*.gguf")} - set(ENCODERS))
 LOGITS = load_file(FOLDER / "logits.safetensors")
 IDS = LOGITS["ids"].tolist()
@@ -167,6 +168,34 @@ def test_parts_of_one_matrix_may_be_of_several_types(others: tuple[str, str], tm
     assert ("model.layers.0.self_attn.wqkv" in types) == (len({*others, "Q8_0"}) == 1)
     ((got,), (want,)) = (runner(each, keeps=False).prompts([IDS]) for each in (held, plain))
     torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * float(want.std()))
+
+
+def test_first_files_of_qwen3_next_have_delta_nets_in_one_matrix(tmp_path: Path) -> None:
+    """Of each key head: its query, key, values and gates."""
+    whole = read(FOLDER / "qwen3next.gguf")
+    raw, numbers = whole.path.read_bytes(), {kind.name: number for number, kind in KINDS.items()}
+    keys, size, inner = (
+        whole.metadata[f"qwen3next.ssm.{name}"] for name in ("group_count", "state_size", "inner_size")
+    )
+    rows, data = [], b""
+    for name, each in whole.tensors.items():
+        blocks, shape = raw[each.start : each.start + each.size], each.shape
+        if name == "blk.0.attn_gate.weight":
+            continue
+        if name == "blk.0.attn_qkv.weight":
+            gate = whole.tensors["blk.0.attn_gate.weight"]
+            blocks += raw[gate.start : gate.start + gate.size]
+            parts = np.split(
+                np.frombuffer(blocks, np.float16).reshape(-1, shape[1]), np.cumsum([keys * size] * 2 + [inner])
+            )
+            joined = np.concatenate([part.reshape(keys, -1, shape[1]) for part in parts], 1)
+            name, blocks, shape = "blk.0.ssm_in.weight", joined.tobytes(), (shape[0] + gate.shape[0], shape[1])
+        rows.append(Row(name, shape[::-1], numbers[each.kind.name], len(data)))
+        data += blocks + bytes(-len(blocks) % 32)
+    metadata = {key: list(each) if isinstance(each, Array) else each for key, each in whole.metadata.items()}
+    (tmp_path / "first.gguf").write_bytes(header(metadata, rows) + data)
+    ((got,), (want,)) = (runner(each).prompts([IDS]) for each in (tmp_path / "first.gguf", whole.path))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.std()))
 
 
 def test_a_split_model_is_one(tmp_path: Path) -> None:
