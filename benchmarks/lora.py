@@ -8,6 +8,7 @@ model: random weights of Qwen3-0.6B's shapes.
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ from benchmarks.checkpoints import checkpoint
 from quintet import LLM, LoRARequest, SamplingParams
 from quintet.lora.adapter import write_adapter
 from quintet.platforms.cpu.cpu_info import describe
+from quintet.platforms.host import threads
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -97,7 +99,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         against = "base, 16 requests" if "16" in name else "base, 1 request"
         ratios[name] = statistics.median(a / b for a, b in zip(rates[name], rates[against], strict=True))
     return {
-        "processor": describe(), "rank": arguments.rank, "quantization": arguments.quantization,
+        "processor": describe(), "threads": threads(), "load_average": round(os.getloadavg()[0], 1),
+        "rank": arguments.rank, "quantization": arguments.quantization, "rounds": arguments.rounds,
         "tokens_per_second": {name: round(statistics.median(each), 2) for name, each in rates.items()},
         "ratio_to_base": {name: round(ratio, 3) for name, ratio in ratios.items()},
     }  # fmt: skip

@@ -59,6 +59,8 @@ CLAUSES = {
     "models.schemes": "Every scheme that a platform declares gives a model whose logits stay near the unquantized.",
     "models.outputs": "A step gives what its model was built for: logits, hidden states of rows, taps of all tokens.",
     "models.replaced": "Weights that are written over a running model's give what a model that is built of them gives.",
+    "models.turns": "Two models that are compiled side by side, and whose steps take turns on one cache, give each its "
+    "own logits, and so when the weights of one were replaced.",
     # numbers
     "numbers.encoders": "Small encoders of every family give the hidden states of transformers in float32, and in "
     "bfloat16 no further from them than transformers is.",

@@ -174,6 +174,26 @@ class Unmoved(CPU):
         return super().place(weight, parts) if into is None or weight.use != "linear" else into
 
 
+class Latest(CPU):
+    """Every step is of the model that was compiled last."""
+
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        self._latest = super().compile(model, buckets)
+        return lambda state, batch: self._latest(state, batch)
+
+
+class OwnLayers(Stepping):
+    """A step clears those layers of the cache that it does not write: they are another model's."""
+
+    def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
+        before = [layer.clone() for layer in state]
+        outputs, state = step(state, batch)
+        for old, layer in zip(before, state, strict=True):
+            if torch.equal(old, layer):
+                layer.zero_()
+        return outputs, state
+
+
 class Hoarder(CPU):
     """A cache that was let go is still counted: there is room for one."""
 
@@ -232,6 +252,8 @@ class ClingingDevice(CPUDevice):
         (TapsBackwards, "models.outputs", "tap 0 of request 0 are off by"),
         (LogitsAlone, "models.outputs", "hidden states were wanted, and did not come"),
         (Unmoved, "models.replaced", "of the size of the new model's logits"),
+        (Latest, "models.turns", "both are loaded: model 1, request 0, position 0"),
+        (OwnLayers, "models.turns", "both are loaded: model"),
         (Swayed, "oracle.invariant", "alone TokenLogprobs"),
         (Spilling, "faults.request", "request sound"),
         (Clinging, "faults.step", "one step failed, and every request ended"),

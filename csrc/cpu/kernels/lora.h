@@ -7,7 +7,8 @@
 
 namespace quintet::cpu {
 
-constexpr long kLoraTokens = 16;  // of one adapter, at most: A and B are read once for them
+constexpr long kLoraTokens = 16;    // of one adapter, at most: A and B are read once for them
+constexpr long kLoraColumns = 512;  // of B, at most
 
 struct LoraDown {  // low = A x
     float* low[kLoraTokens];      // [rows]

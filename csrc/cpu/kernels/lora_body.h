@@ -15,7 +15,7 @@ constexpr long kSums = 16;  // vectors of sums in a tile, of 32 registers
 #else
 constexpr long kSums = 8;  // of 16
 #endif
-constexpr long kDirect = kSums / 4;                  // tokens of a tile that reads B where it lies: a tile is a line wide
+constexpr long kStreams = 4;                         // rows of B that are read side by side
 constexpr long kPacked = 32, kMostPackedRows = 64;  // columns and rows of B that are widened for several tiles: 8 KiB
 
 // kWide numbers in two vectors: of bfloat16 those with even and those with odd numbers, which costs least.
@@ -55,17 +55,15 @@ inline Wide load_first(const E* at, [[maybe_unused]] long count) {
     }
 }
 
-template <bool Whole, typename E>
-inline void store_first(E* at, const Wide& x, [[maybe_unused]] long count) {
-    if constexpr (Whole) {
-        store_wide(at, x);
-    } else {
-        E some[kWide];
-        store_wide(some, x);
-        __builtin_memcpy(at, some, static_cast<size_t>(count) * sizeof(E));
-    }
+template <typename E>
+inline void store_first(E* at, const Wide& x, long count) {
+    E some[kWide];
+    store_wide(some, x);
+    __builtin_memcpy(at, some, static_cast<size_t>(count) * sizeof(E));
 }
 
+inline Wide grown(Floats by, const Wide& x, const Wide& sum) { return {fma(by, x.first, sum.first), fma(by, x.second, sum.second)}; }
+inline Wide added(const Wide& a, const Wide& b) { return {a.first + b.first, a.second + b.second}; }
 inline Floats dot(const Wide& a, const Wide& b, Floats sum) { return fma(a.second, b.second, fma(a.first, b.first, sum)); }
 
 // How many of `most` a tile has beside so many tokens: a power of two.
@@ -78,7 +76,11 @@ template <typename E, long Tokens, long Rows, bool Whole>
 inline void grow_down(Floats (&sums)[Rows][Tokens], const LoraDown& call, const E* a, long k) {
     const long left = call.inputs - k;
     const auto x = [&](long t) { return load_first<Whole>(static_cast<const E*>(call.x[t]) + k, left); };
-    const auto row = [&](long r) { return load_first<Whole>(a + r * call.inputs + k, left); };
+    const auto row = [&](long r) {
+        const E* const at = a + r * call.inputs + k;
+        if constexpr (Whole && Tokens > 1) __builtin_prefetch(at + Rows * call.inputs);  // the next tile's: see grow_up
+        return load_first<Whole>(at, left);
+    };
     if constexpr (Rows >= Tokens) {  // what there is less of stays in registers
         Wide xs[Tokens];
 #pragma GCC unroll 8
@@ -149,76 +151,29 @@ void down(const LoraDown& call) {
     }
 }
 
-// Rows of B where they lie, from a column on.
-template <typename E, bool Whole>
-struct Direct {
-    const E* at;
-    long stride, left;
-
-    Wide operator()(long r, long w) const { return load_first<Whole>(at + r * stride + w * kWide, left); }
-    // The next tile's: rows are far apart, which the processor's own prefetching does not follow.
-    void prefetch(long r, long wides) const {
-        const char* const next = reinterpret_cast<const char*>(at + r * stride + wides * kWide);
-        for (long i = 0; i < wides * kWide * static_cast<long>(sizeof(E)); i += kLine) __builtin_prefetch(next + i);
-    }
-};
-
-// Rows of B that were widened.
-struct Packed {
-    const float* at;  // [rows, kPacked]
-
-    Wide operator()(long r, long w) const { return load_wide(at + r * kPacked + w * kWide); }
-    void prefetch(long, long) const {}
-};
-
-template <typename E, long Tokens, long Wides, bool Whole, typename Rows>
-inline void up_tile(const LoraUp& call, long column, const Rows& b) {
+// Tokens beside columns of B that were widened: [rows, kPacked].
+template <typename E, long Tokens, long Wides>
+inline void up_tile(const LoraUp& call, long column, const float* b) {
     Wide sums[Tokens][Wides] = {};
     for (long r = 0; r < call.rows; ++r) {
         Wide row[Wides];
 #pragma GCC unroll 4
-        for (long w = 0; w < Wides; ++w) row[w] = b(r, w);
-        b.prefetch(r, Wides);
+        for (long w = 0; w < Wides; ++w) row[w] = load_wide(b + r * kPacked + w * kWide);
 #pragma GCC unroll 4
         for (long t = 0; t < Tokens; ++t) {
             const Floats low = splat(call.low[t][r]);
 #pragma GCC unroll 4
-            for (long w = 0; w < Wides; ++w) {
-                sums[t][w] = {fma(low, row[w].first, sums[t][w].first), fma(low, row[w].second, sums[t][w].second)};
-            }
+            for (long w = 0; w < Wides; ++w) sums[t][w] = grown(low, row[w], sums[t][w]);
         }
     }
-    const long left = call.columns - column;
 #pragma GCC unroll 4
     for (long t = 0; t < Tokens; ++t) {
 #pragma GCC unroll 4
         for (long w = 0; w < Wides; ++w) {
             E* const at = static_cast<E*>(call.y[t]) + column + w * kWide;
-            const Wide y = load_first<Whole>(at, left);
-            store_first<Whole>(at, {y.first + sums[t][w].first, y.second + sums[t][w].second}, left);
+            store_wide(at, added(load_wide(at), sums[t][w]));
         }
     }
-}
-
-template <typename E, long Tokens, long Wides>
-inline void up_columns(const LoraUp& call, long column) {
-    const E* const b = static_cast<const E*>(call.b);
-    for (; column + Wides * kWide <= call.columns; column += Wides * kWide) {
-        up_tile<E, Tokens, Wides, true>(call, column, Direct<E, true>{b + column, call.stride, 0});
-    }
-    if constexpr (Wides > 1) {
-        up_columns<E, Tokens, Wides / 2>(call, column);
-    } else if (column < call.columns) {
-        up_tile<E, Tokens, 1, false>(call, column, Direct<E, false>{b + column, call.stride, call.columns - column});
-    }
-}
-
-template <typename E, long Tokens>
-inline void up_direct(const LoraUp& call, long column) {
-    if constexpr (Tokens > 1) {
-        if (call.tokens < Tokens) return up_direct<E, Tokens - 1>(call, column);
-    }
-    up_columns<E, Tokens, beside(Tokens, kMostWides, 2)>(call, column);
 }
 
 template <typename E, long Tokens>
@@ -228,8 +183,62 @@ inline void up_packed(const LoraUp& call, long column, const float* b) {
     }
     constexpr long kAll = kPacked / kWide, kMost = beside(Tokens, kMostWides, 2), kWides = kMost < kAll ? kMost : kAll;
 #pragma GCC unroll 4
-    for (long w = 0; w < kAll; w += kWides) {
-        up_tile<E, Tokens, kWides, true>(call, column + w * kWide, Packed{b + w * kWide});
+    for (long w = 0; w < kAll; w += kWides) up_tile<E, Tokens, kWides>(call, column + w * kWide, b + w * kWide);
+}
+
+// Rows of B, from row r on, added to `sums` [Tokens] of the columns at `b`.
+template <typename E, long Tokens, long Rows, bool Whole>
+inline void grow_up(float* sums, const LoraUp& call, const E* b, long r, long left) {
+    Wide total[Tokens];
+#pragma GCC unroll 4
+    for (long t = 0; t < Tokens; ++t) total[t] = load_wide(sums + t * kWide);
+#pragma GCC unroll 4
+    for (long i = 0; i < Rows; ++i) {
+        const Wide row = load_first<Whole>(b + i * call.stride, left);
+        // The next rows, while sums take the time: for one token the processor's own prefetching is as fast.
+        if constexpr (Whole && Tokens > 1) __builtin_prefetch(b + (i + Rows) * call.stride);
+#pragma GCC unroll 4
+        for (long t = 0; t < Tokens; ++t) total[t] = grown(splat(call.low[t][r + i]), row, total[t]);
+    }
+#pragma GCC unroll 4
+    for (long t = 0; t < Tokens; ++t) store_wide(sums + t * kWide, total[t]);
+}
+
+template <typename E, long Tokens, long Rows>
+inline void up_rows(float* sums, const LoraUp& call, long r) {
+    const E* const b = static_cast<const E*>(call.b) + r * call.stride;
+    long column = 0;
+    for (; column + kWide <= call.columns; column += kWide) {
+        grow_up<E, Tokens, Rows, true>(sums + column * Tokens, call, b + column, r, 0);
+    }
+    if (column < call.columns) {
+        grow_up<E, Tokens, Rows, false>(sums + column * Tokens, call, b + column, r, call.columns - column);
+    }
+}
+
+// Few tokens: reading B is what takes time. A few rows at once are read along all columns, as the processor's own
+// prefetching follows them; sums wait in the first cache meanwhile.
+template <typename E, long Tokens>
+inline void up_direct(const LoraUp& call) {
+    if constexpr (Tokens > 1) {
+        if (call.tokens < Tokens) return up_direct<E, Tokens - 1>(call);
+    }
+    alignas(64) float sums[Tokens * (kLoraColumns + kWide)];  // [columns / kWide, Tokens, kWide]
+    __builtin_memset(sums, 0, static_cast<size_t>((call.columns + kWide - 1) / kWide * kWide * Tokens) * sizeof(float));
+    long r = 0;
+    for (; r + kStreams <= call.rows; r += kStreams) up_rows<E, Tokens, kStreams>(sums, call, r);
+    for (; r < call.rows; ++r) up_rows<E, Tokens, 1>(sums, call, r);
+    for (long t = 0; t < Tokens; ++t) {
+        E* const y = static_cast<E*>(call.y[t]);
+        const float* const sum = sums + t * kWide;
+        long column = 0;
+        for (; column + kWide <= call.columns; column += kWide) {
+            store_wide(y + column, added(load_wide(y + column), load_wide(sum + column * Tokens)));
+        }
+        if (const long left = call.columns - column; left > 0) {
+            const Wide last = added(load_first<false>(y + column, left), load_wide(sum + column * Tokens));
+            store_first(y + column, last, left);
+        }
     }
 }
 
@@ -255,11 +264,12 @@ void up(const LoraUp& call) {
             parts[i] = part_of(call, i * kTokens, left < kTokens ? left : kTokens);
         }
         for (; column + kPacked <= call.columns; column += kPacked) {
-            const Direct<E, true> rows{static_cast<const E*>(call.b) + column, call.stride, 0};
+            const E* const rows = static_cast<const E*>(call.b) + column;
             for (long r = 0; r < call.rows; ++r) {
+                const E* const row = rows + r * call.stride;
 #pragma GCC unroll 4
-                for (long w = 0; w < kPacked / kWide; ++w) store_wide(b + r * kPacked + w * kWide, rows(r, w));
-                rows.prefetch(r, kPacked / kWide);
+                for (long w = 0; w < kPacked; w += kWide) store_wide(b + r * kPacked + w, load_wide(row + w));
+                __builtin_prefetch(row + kPacked);  // rows are far apart, which the processor's own prefetching does not follow
             }
             for (long i = 0; i < count; ++i) {
                 if (i + 1 < count) prefetch_outputs<E>(parts[i + 1], column);
@@ -267,9 +277,13 @@ void up(const LoraUp& call) {
             }
         }
     }
-    for (long t = 0; column < call.columns && t < call.tokens; t += kDirect) {
+    for (long t = 0; column < call.columns && t < call.tokens; t += kTokens) {
         const long left = call.tokens - t;
-        up_direct<E, kDirect>(part_of(call, t, left < kDirect ? left : kDirect), column);
+        LoraUp part = part_of(call, t, left < kTokens ? left : kTokens);
+        part.b = static_cast<const E*>(call.b) + column;
+        part.columns -= column;
+        for (long i = 0; i < part.tokens; ++i) part.y[i] = static_cast<E*>(part.y[i]) + column;
+        up_direct<E, kTokens>(part);
     }
 }
 

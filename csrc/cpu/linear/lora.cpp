@@ -13,7 +13,7 @@ namespace {
 
 constexpr long kThreadWork = 16L << 10;  // multiply-adds that are worth another thread's waking: each reads a number or two
 constexpr long kRows = 8;                // of A in an item, unless fewer are left
-constexpr long kColumns = 128;           // of B in an item, unless fewer are left
+constexpr long kFewColumns = 128;        // of B in an item, where there are threads for so many
 
 struct Block {  // tokens of one adapter
     long adapter, tokens;
@@ -24,8 +24,12 @@ struct RowItem {  // rows of A
     long block, part, first, rows;
 };
 
-struct ColumnItem {  // columns of B; those of one part
+struct Piece {  // columns of B; those of one part
     long part, first, columns;
+};
+
+struct ColumnItem {
+    long block, piece;
 };
 
 // What a call consists of. The memory is the calling thread's, and stays for the next call.
@@ -33,9 +37,10 @@ struct Plan {
     std::vector<int32_t> order;  // tokens that have an adapter, by adapter
     std::vector<long> ends;      // [adapters], in order
     std::vector<Block> blocks;
-    std::vector<ColumnItem> columns;
+    std::vector<Piece> pieces;
     std::vector<long> widths;  // [parts]: columns of each
     std::vector<RowItem> rows;
+    std::vector<ColumnItem> columns;
     std::vector<float> low;  // [order, parts, rank]
     long work = 0;           // multiply-adds
 };
@@ -75,17 +80,34 @@ void plan_blocks(Plan& plan, const LoraCall& call) {
     plan.low.resize(static_cast<size_t>(count * call.parts * call.rank));
 }
 
-void plan_columns(Plan& plan, const LoraCall& call) {
-    plan.columns.clear();
+// Cuts columns into pieces: an adapter's rows are read along each without a break, and all threads have some.
+void plan_pieces(Plan& plan, const LoraCall& call) {
+    plan.pieces.clear();
     plan.widths.assign(static_cast<size_t>(call.parts), 0);
+    const long share = call.outputs * static_cast<long>(plan.blocks.size()) / (2L * pool_threads());
+    const long most = std::clamp(share / kFewColumns * kFewColumns, kFewColumns, kLoraColumns);
     long start = 0;
     for (long i = 0; i < call.stretches; ++i) {
         const long part = call.columns[2 * i], width = call.columns[2 * i + 1];
         plan.widths[static_cast<size_t>(part)] += width;
-        for (long first = 0; first < width; first += kColumns) {
-            plan.columns.push_back({part, start + first, std::min(kColumns, width - first)});
+        for (long first = 0; first < width; first += most) {
+            plan.pieces.push_back({part, start + first, std::min(most, width - first)});
         }
         start += width;
+    }
+}
+
+// Orders the products with B: one adapter after the other, and all of its tokens by a piece of B, then by the next.
+void plan_columns(Plan& plan, const LoraCall& call) {
+    plan.columns.clear();
+    const long blocks = static_cast<long>(plan.blocks.size()), pieces = static_cast<long>(plan.pieces.size());
+    for (long first = 0, last = 0; first < blocks; first = last) {
+        const long adapter = plan.blocks[static_cast<size_t>(first)].adapter;
+        while (last < blocks && plan.blocks[static_cast<size_t>(last)].adapter == adapter) ++last;
+        for (long piece = 0; piece < pieces; ++piece) {
+            if (rank_of(call, adapter, plan.pieces[static_cast<size_t>(piece)].part) == 0) continue;
+            for (long block = first; block < last; ++block) plan.columns.push_back({block, piece});
+        }
     }
 }
 
@@ -128,18 +150,19 @@ void multiply_rows(Plan& plan, const LoraCall& call, const LoraKernels& kernels,
     kernels.down[call.type](down);
 }
 
-void add_columns(Plan& plan, const LoraCall& call, const LoraKernels& kernels, const Block& block, const ColumnItem& item) {
+void add_columns(Plan& plan, const LoraCall& call, const LoraKernels& kernels, const ColumnItem& item) {
+    const Block& block = plan.blocks[static_cast<size_t>(item.block)];
+    const Piece& piece = plan.pieces[static_cast<size_t>(item.piece)];
     LoraUp up{};
-    up.rows = rank_of(call, block.adapter, item.part);
-    if (up.rows == 0) return;
     for (long t = 0; t < block.tokens; ++t) {
         const long token = plan.order[static_cast<size_t>(block.first + t)];
-        up.low[t] = low_of(plan, call, block, t, item.part);
-        up.y[t] = static_cast<char*>(call.y) + (token * call.y_stride + item.first) * size_of(call.type);
+        up.low[t] = low_of(plan, call, block, t, piece.part);
+        up.y[t] = static_cast<char*>(call.y) + (token * call.y_stride + piece.first) * size_of(call.type);
     }
-    up.b = at(call.b, block.adapter * call.rank * call.outputs + item.first, call);
+    up.b = at(call.b, block.adapter * call.rank * call.outputs + piece.first, call);
     up.tokens = block.tokens;
-    up.columns = item.columns;
+    up.rows = rank_of(call, block.adapter, piece.part);
+    up.columns = piece.columns;
     up.stride = call.outputs;
     kernels.up[call.type](up);
 }
@@ -179,19 +202,16 @@ void add_lora(const LoraCall& call) {
     Plan& plan = memory;
     plan_blocks(plan, call);
     if (plan.blocks.empty()) return;
-    plan_columns(plan, call);
+    plan_pieces(plan, call);
     plan_rows(plan, call);
+    plan_columns(plan, call);
     const LoraKernels& kernels = QUINTET_KERNELS(kLora);
-    const long blocks = static_cast<long>(plan.blocks.size()), firsts = static_cast<long>(plan.rows.size());
-    const long seconds = static_cast<long>(plan.columns.size()) * blocks;
+    const long firsts = static_cast<long>(plan.rows.size()), seconds = static_cast<long>(plan.columns.size());
     const long threads = std::min({static_cast<long>(pool_threads()), firsts + seconds, plan.work / kThreadWork});
     in_two_phases(
         firsts, seconds, std::max(1L, threads),
         [&](long i) { multiply_rows(plan, call, kernels, plan.rows[static_cast<size_t>(i)]); },
-        [&](long i) {  // all tokens by a piece of B, then by the next
-            add_columns(plan, call, kernels, plan.blocks[static_cast<size_t>(i % blocks)],
-                        plan.columns[static_cast<size_t>(i / blocks)]);
-        });
+        [&](long i) { add_columns(plan, call, kernels, plan.columns[static_cast<size_t>(i)]); });
 }
 
 void scale_adapted(const ScaleAdaptedCall& call) {

@@ -81,6 +81,12 @@ class WorkerRunner:
         self, chunks: Mapping[Any, Sequence[int]], segments: Mapping[Any, Sequence[int]] | None = None
     ) -> Outputs:
         """The same -> all that the step gives, on the device. `segments`: of each token, where a model takes them."""
+        return self.worker.run(self.padded_batch(chunks, segments))
+
+    def padded_batch(
+        self, chunks: Mapping[Any, Sequence[int]], segments: Mapping[Any, Sequence[int]] | None = None
+    ) -> HostBatch:
+        """Lays out a step of each request's next tokens, in a size that was compiled."""
         firsts = {key: self._lengths.get(key, 0) for key in chunks}
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
@@ -95,7 +101,7 @@ class WorkerRunner:
             if self._fixed or any(extras):
                 inputs = inputs._replace(adapter_extras=np.array(extras, np.int32))
             host = host._replace(inputs=inputs)
-        return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
+        return pad(host, self._fixed) if self._fixed else self._captured.pad(host)
 
     def host_outputs(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:
         """One of the outputs of such a step, a row for each token: on the host in float32, per request."""

@@ -19,6 +19,7 @@ from quintet.conformance.harness.traffic import (
     logits_tolerance,
     plain_dtype,
 )
+from quintet.conformance.harness.turns_runner import TurnsRunner
 from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.interface.weights import ShardRange, WeightFormat
 from quintet.layers.build import RequestedOutputs
@@ -48,6 +49,7 @@ WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of on
     **PLAIN, "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
     "head_dim": 16, "num_hidden_layers": 2,
 }  # fmt: skip
+OTHER = {**WIDE, "intermediate_size": 96, "num_hidden_layers": 1}  # a model beside one of WIDE
 NARROW = {**WIDE, "intermediate_size": 200}  # the products down have 200 inputs: they stay as they are
 MAX_PROMPT = 20  # tokens of a prompt beside which others go through a step of 64
 GENERATED = 6  # tokens that follow each
@@ -103,6 +105,11 @@ def replaced(subject: Subject) -> Iterator[Trial]:
     schemes = [None, *sorted(subject.facts.weight_formats & set(ONLINE))]
     for name in schemes[:2] if subject.facts.static_shapes else schemes:
         yield Trial(f"a tied head, {name or 'as it is'}", partial(_replaced, subject, name), ("reload",))
+
+
+@check("models.turns")
+def turns(subject: Subject) -> Iterator[Trial]:
+    yield Trial("two models on one cache", partial(_turns, subject))
 
 
 @check("models.outputs")
@@ -226,6 +233,27 @@ def _replaced(subject: Subject, name: str | None) -> None:
     require(_relative(before[: len(want)], want) > 0.3, "the two models' logits are too alike to tell anything")
     off = _relative(got, want)
     require(off <= logits_tolerance(dtype), f"off by {off:.3g} of the size of the new model's logits")
+
+
+def _turns(subject: Subject) -> None:
+    """Each gives its own logits: as it was loaded, recorded, and once the weights of one, then of both, are others."""
+    dtype = plain_dtype(subject.facts)
+    (first, second), (third, fourth) = ([make("llama", each, seed) for each in (WIDE, OTHER)] for seed in (0, 1))
+    runner = TurnsRunner(first, second, subject.make(), dtype)
+    assert runner.worker.drafter is not None
+    for what, models, reloaded in (
+        ("both are loaded", (first, second), None),
+        ("their steps were run before", (first, second), None),
+        ("the first has other weights", (third, second), runner.worker.main),
+        ("the second has other weights, too", (third, fourth), runner.worker.drafter),
+    ):
+        if reloaded is not None:
+            reloaded.reload(models[reloaded is runner.worker.drafter].folder)
+        for number, (ids, logits) in enumerate(zip(_ids(), logits_in_steps(runner), strict=True)):
+            for place, (tiny, got) in enumerate(zip(models, logits.chunk(2, -1), strict=True), 1):
+                want = tiny.logits(ids)
+                limit = logits_tolerance(dtype) * float(want.std())
+                _close(f"{what}: model {place}, request {number}", got, want, limit)
 
 
 def _outputs(subject: Subject, family: str) -> None:
