@@ -55,6 +55,7 @@ from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
+from quintet.hub.mmproj import resolve_mmproj
 from quintet.hub.model_impl import read_model
 from quintet.hub.pooling_task import Pooling, is_pooling_model
 from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
@@ -100,6 +101,8 @@ def prepare(
     ranking.check_engines(config, chosen.capabilities)
     ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
     folder = resolve_model(config)
+    config, described = resolve_mmproj(config, folder)
+    reasons += described
     facts = chosen.capabilities
     if not ranking.uses_processes(config, facts) or ranking.num_ranks(config, facts) == 1:
         return _decide(config, chosen, folder, reasons)

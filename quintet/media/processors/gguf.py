@@ -1,0 +1,52 @@
+"""Processor of a GGUF model's pictures, from the metadata of its two files alone."""
+
+from pathlib import Path
+from typing import Any
+
+from quintet.gguf.file import read, read_metadata
+from quintet.gguf.mmproj import projector_of
+from quintet.gguf.mmproj.projector import Projector, normalization
+from quintet.gguf.model import GGUFModel
+from quintet.gguf.tokenizer import backend, special_tokens
+from quintet.gguf.vocabulary import read_vocabulary
+from quintet.media.families import MediaModel
+from quintet.media.kinds import IMAGE
+from quintet.media.processors.parts import ATTRIBUTES, with_own_parts
+
+
+def load_gguf_processor(model: MediaModel) -> Any:
+    """Returns transformers' processor of a GGUF model. ValueError says what its files lack."""
+    import transformers
+
+    mmproj = GGUFModel([read(Path(model.mmproj))])
+    projector = projector_of(mmproj)
+    settings = projector.image_settings(mmproj) | normalization(mmproj)
+    parts = {
+        ATTRIBUTES[IMAGE]: getattr(transformers, projector.image_processor)(**settings),
+        "tokenizer": _tokenizer(Path(model.folder), projector),
+    }
+    made = with_own_parts(_class(projector.processor))
+    return made(*[parts.get(name) for name in made.get_attributes()], **projector.settings(mmproj))
+
+
+def _class(name: str) -> Any:
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
+    found = processor_class_from_name(name)
+    if found is None:
+        raise ValueError(f"transformers has no processor {name!r}; upgrade it")
+    return found
+
+
+def _tokenizer(file: Path, projector: Projector) -> Any:
+    """Returns transformers' tokenizer of a model's file, in which the tokens that stand for pictures are special."""
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = read_vocabulary(read_metadata(file))
+    words = set(vocabulary.tokens)
+    tokens = {entry: next(each for each in names if each in words) for entry, names in projector.tokens.items()}
+    named = {name: tokens[entry] for name, entry in projector.named.items()} | special_tokens(vocabulary)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend(vocabulary), clean_up_tokenization_spaces=False, **named)
+    made.add_tokens([AddedToken(each, special=True, normalized=False) for each in tokens.values()])
+    return made
