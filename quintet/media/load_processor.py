@@ -48,7 +48,7 @@ def load_processor(model: MediaModel) -> MediaProcessor:
 
 def _processor(model: MediaModel) -> Any:
     if model.mmproj:
-        return load_gguf_processor(model)
+        return load_gguf_processor(model, _class)
     if model.model_type == "voxtral":
         return load_voxtral(model.folder)
     if importlib.util.find_spec("torchvision") is not None and model.model_type not in STAND_INS:
@@ -62,15 +62,11 @@ def _class_of(model: MediaModel) -> Any:
     """Returns transformers' class, by the files or by the model's type."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    _without_their_import()
     if model.model_type in STAND_INS:
         return _class(STAND_INS[model.model_type])
     named = [_entries(Path(model.folder) / name).get("processor_class") for name in FILES]
     name = next((each for each in named if isinstance(each, str)), PROCESSOR_MAPPING_NAMES.get(model.model_type))
-    found = None if name is None else _class(name)
-    if found is None:
-        raise ValueError(f"transformers has no processor {name!r}")
-    return found
+    return _class(str(name))
 
 
 def _without_their_import() -> None:
@@ -88,11 +84,15 @@ def _without_their_import() -> None:
 
 
 def _class(name: str) -> Any:
-    """Returns a processor's class by its name."""
+    """Returns a processor's class by its name. ValueError if transformers has none."""
     from transformers.models.auto.processing_auto import processor_class_from_name
 
+    _without_their_import()
     loaded = sys.modules.get("transformers.models.pixtral.processing_pixtral")
-    return getattr(loaded, name, None) or processor_class_from_name(name)
+    found = getattr(loaded, name, None) or processor_class_from_name(name)
+    if found is None:
+        raise ValueError(f"transformers has no processor {name!r}")
+    return found
 
 
 def _entries(file: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Projector:
     image_processor: str
     settings: Callable[[GGUFModel], Entries]  # of the processor
     image_settings: Callable[[GGUFModel], Entries]  # of the image processor, beside mean and deviation
-    named: Mapping[str, str] = field(default_factory=dict)  # attribute of the tokenizer -> entry of `tokens`
+    named: Mapping[str, str] = field(default_factory=dict)  # attribute of the tokenizer -> entry of `tokens`, or a word
     text_types: Mapping[str, str] = field(default_factory=dict)  # model_type of the text model -> within the wrapper
     kind: Callable[[GGUFModel], str] | None = None  # the wrapper's model_type, where the text model does not say it
     filled: Callable[[GGUFModel], Mapping[str, float]] = lambda mmproj: {}  # tensors that no output depends on

@@ -79,9 +79,10 @@ def _merge(mmproj: GGUFModel) -> int:
 
 def _qwen2(mmproj: GGUFModel) -> Entries:
     sizes = _common(mmproj)
-    width, inner = sizes.pop("hidden_size"), sizes.pop("intermediate_size")
-    vision = {**sizes, "embed_dim": width, "hidden_size": sizes.pop("out_hidden_size"), "mlp_ratio": inner / width}
-    del vision["out_hidden_size"]
+    width, inner, out = (sizes.pop(name) for name in ("hidden_size", "intermediate_size", "out_hidden_size"))
+    if inner % width:
+        raise ValueError(f"{mmproj.path}: layers of {inner} are no multiple of its width, {width}; fetch it again")
+    vision = {**sizes, "embed_dim": width, "hidden_size": out, "mlp_ratio": inner // width}
     return {"vision_config": {**vision, "hidden_act": activation(mmproj, "gelu")}}
 
 

@@ -236,6 +236,6 @@ SIGLIP: Mapping[str, Projector] = {
         },
         "InternVLProcessor", "GotOcr2ImageProcessorPil", _intern_settings, _tiles,
         {"context_image_token": "image_token_id", "start_image_token": "start_image_token_id",
-         "end_image_token": "end_image_token_id", "video_token": "image_token_id"},
+         "end_image_token": "end_image_token_id", "video_token": "<video>"},
     ),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Processor of a GGUF model's pictures, from the metadata of its two files alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from quintet.media.kinds import IMAGE
 from quintet.media.processors.parts import ATTRIBUTES, with_own_parts
 
 
-def load_gguf_processor(model: MediaModel) -> Any:
-    """Returns transformers' processor of a GGUF model. ValueError says what its files lack."""
+def load_gguf_processor(model: MediaModel, find_class: Callable[[str], Any]) -> Any:
+    """Returns transformers' processor of a GGUF model. `find_class`: by name. ValueError says what the files lack."""
     import transformers
 
     mmproj = GGUFModel([read(Path(model.mmproj))])
@@ -25,17 +26,8 @@ def load_gguf_processor(model: MediaModel) -> Any:
         ATTRIBUTES[IMAGE]: getattr(transformers, projector.image_processor)(**settings),
         "tokenizer": _tokenizer(Path(model.folder), projector),
     }
-    made = with_own_parts(_class(projector.processor))
+    made = with_own_parts(find_class(projector.processor))
     return made(*[parts.get(name) for name in made.get_attributes()], **projector.settings(mmproj))
-
-
-def _class(name: str) -> Any:
-    from transformers.models.auto.processing_auto import processor_class_from_name
-
-    found = processor_class_from_name(name)
-    if found is None:
-        raise ValueError(f"transformers has no processor {name!r}; upgrade it")
-    return found
 
 
 def _tokenizer(file: Path, projector: Projector) -> Any:
@@ -46,7 +38,7 @@ def _tokenizer(file: Path, projector: Projector) -> Any:
     vocabulary = read_vocabulary(read_metadata(file))
     words = set(vocabulary.tokens)
     tokens = {entry: next(each for each in names if each in words) for entry, names in projector.tokens.items()}
-    named = {name: tokens[entry] for name, entry in projector.named.items()} | special_tokens(vocabulary)
+    named = {name: tokens.get(entry, entry) for name, entry in projector.named.items()} | special_tokens(vocabulary)
     made = PreTrainedTokenizerFast(tokenizer_object=backend(vocabulary), clean_up_tokenization_spaces=False, **named)
     made.add_tokens([AddedToken(each, special=True, normalized=False) for each in tokens.values()])
     return made

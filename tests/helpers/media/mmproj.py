@@ -4,6 +4,7 @@ What its converter changes of tensors is done here as its description says: rows
 Pixtral stand for rotations of neighbours, Gemma's norms hold 1 + w, patches of two frames are two tensors.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +42,10 @@ MODELS: dict[str, Wrapper] = {
     "idefics3": _like("idefics3"),
     "mlp": _like("llava", image_processor=CLIP_SIZES),
     "pixtral": _like("pixtral", {"model_type": "llama"}),
-    "pixtral, merged": _like("mistral3", {"model_type": "llama"}),
+    "pixtral, merged": _like("mistral3", {"model_type": "llama"}, {"hidden_act": "silu"}),
     "internvl": _like("internvl", vision=INTERN_VISION),
     "qwen3vl_merger": _like("qwen3_vl"),
-    "qwen3vl_merger, without deepstack": _like("qwen3_5"),
+    "qwen3vl_merger, without deepstack": _like("qwen3_5", {"linear_num_value_heads": 2}),
 }  # fmt: skip
 ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3, "qwen2_vl": gguf.MODEL_ARCH.QWEN2VL, "qwen2_5_vl": gguf.MODEL_ARCH.QWEN2VL,
@@ -108,11 +109,20 @@ def _text_changes(name: str, x: Tensor, kind: str, config: Any) -> list[tuple[st
         x = _permuted(x, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
     if kind in ("gemma3", "qwen3_5") and name.endswith("norm.weight") and "linear_attn.norm" not in name:
         x = x + 1
-    return [(name, x)]
+    if name.endswith("A_log"):
+        x = -torch.exp(x)
+    return [(name.replace(".dt_bias", ".dt_proj.bias"), x.squeeze() if "conv1d" in name else x)]
 
 
 def _delta(writer: gguf.GGUFWriter, config: Any, rope: Mapping[str, Any]) -> None:
-    raise NotImplementedError
+    layers, size = config.num_hidden_layers, config.linear_value_head_dim
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(size * config.linear_num_value_heads)
+    writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+    assert layers and config.linear_num_key_heads == config.linear_num_value_heads, "heads of values stay in order"
 
 
 def _vocabulary(writer: gguf.GGUFWriter, made: Made) -> None:
@@ -154,7 +164,7 @@ def write_mmproj(made: Made, path: Path, kind: str, dtype: Any = np.float32, **m
     for name, each in entries.items():
         if each is not None:
             _add(writer, name if name.startswith("clip.") else f"clip.vision.{name}", each)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(layers, 8))
     for name, tensor in made.model.state_dict().items():
         for own, x in _encoder_tensors(name, tensor, kind, made.model.config, names):
             values = x.float().contiguous().numpy()
@@ -182,7 +192,7 @@ def _more(made: Made, kind: str) -> dict[str, Any]:
             at in vision.deepstack_visual_indexes for at in range(vision.depth)]},
         "idefics3": lambda: {"clip.use_gelu": True, "projector.scale_factor": 2, "preproc_image_size": 56},
         "mlp": lambda: {"projection_dim": 32},
-        "pixtral": lambda: {"clip.use_silu": True, "attention.layer_norm_epsilon": 1e-5,
+        "pixtral": lambda: {f"clip.use_{vision.hidden_act}": True, "attention.layer_norm_epsilon": 1e-5,
                             "spatial_merge_size": getattr(config, "spatial_merge_size", None)},
         "internvl": lambda: {"clip.use_gelu": True, "projector.scale_factor": 2, "preproc_max_tiles": 4},
     }[kind]()  # fmt: skip
@@ -194,6 +204,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add(key, value)
 
 
+FIRST = {"mm.1": "mm.0", "ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 PUBLISHED = {  # transformers' names -> those of published checkpoints, which the tables have
     "model.vision_tower.encoder.layers.": "vision_tower.vision_model.encoder.layers.",
     "model.vision_tower.transformer.": "vision_tower.transformer.",
@@ -228,10 +239,8 @@ def _encoder_tensors(name: str, x: Tensor, kind: str, config: Any, names: Any) -
         published = next((base.replace(f"model.{old}", new) for old, new in INTERN.items() if old in base), base)
     own = names.get_name(published)
     assert own is not None, published
-    if kind == "mlp":
-        own = {"mm.1": "mm.0"}.get(own, own)
-        own = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(own.split(".")[-1], "").join([own[: own.rfind(".") + 1], ""]) \
-            if own.endswith(("ffn_up", "ffn_down")) else own  # as the first converter called them
+    if kind == "mlp":  # as the first converter called them
+        own = re.sub("mm.1$|ffn_up$|ffn_down$", lambda found: FIRST[found[0]], own)
     return [(f"{own}.{last}" if last else own, x.squeeze())]
 
 
