@@ -13,8 +13,8 @@ from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import nearest_name, refuse_unknown
 from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
 from quintet.config.cache_dir import cache_folder
-from quintet.gguf.file import SPLIT, is_gguf
-from quintet.gguf.file_choice import BESIDE, GGUFQuery, choose, choose_mmproj, parse_query
+from quintet.gguf.file import is_gguf
+from quintet.gguf.file_choice import BESIDE, GGUFQuery, choose, choose_mmproj, parse_query, part_number
 from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
 from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
@@ -78,7 +78,7 @@ def gguf_of(path: Path, config: EngineConfig) -> Path | None:
     if other or _is_complete(path, config):
         return None
     files = sorted(path.glob("*.gguf"))
-    found = [each for each in files if _is_first_part(each.name) and not BESIDE.search(each.name)] or files
+    found = [each for each in files if part_number(each.name) == 1 and not BESIDE.search(each.name)] or files
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise ValueError(
@@ -149,18 +149,10 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
 def _download_gguf(
     wanted: GGUFQuery, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
 ) -> Path:
-    files = list(files)
-    parts = choose(files, wanted)
-    beside = choose_mmproj(files, parts[0]) if config.mmproj is None and wants_images(config) else None
-    parts += [beside] * (beside is not None)
+    parts, there = choose(files := list(files), wanted), files if config.mmproj is None and wants_images(config) else []
+    parts += [each] if (each := choose_mmproj(there, parts[0])) else []
     logger.info("%s: %s", wanted.repository, ", ".join(parts))
     return download(wanted.repository, revision, config, exact_patterns(parts), environment) / parts[0]
-
-
-def _is_first_part(name: str) -> bool:
-    """Returns whether a file is a whole model, or the first part of a split one."""
-    split = SPLIT.fullmatch(name)
-    return split is None or int(split[2]) == 1
 
 
 def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:

@@ -40,6 +40,7 @@ def wrapper_config(text: Mapping[str, Any], model: GGUFModel, mmproj: GGUFModel)
             f"are of different models; give the mmproj file that was published with it, or {REMEDY}"
         )
     tokens = token_ids(model, mmproj, projector.tokens)
+    projector.processor_settings(mmproj)  # refused here, and not with the first picture
     own = {**text, "model_type": projector.text_types.get(str(text["model_type"]), text["model_type"])}
     entries = {name: text[name] for name in SHARED if name in text}
     return {**entries, **projector.config(mmproj), **tokens, "model_type": kind, "text_config": own}

@@ -40,6 +40,10 @@ class Projector:
             )
         return self.kind(mmproj) if self.kind is not None else self.wrappers[text]
 
+    def processor_settings(self, mmproj: GGUFModel) -> tuple[Entries, Entries]:
+        """Returns the settings of the image processor, and of the processor. ValueError if the file lacks some."""
+        return self.image_settings(mmproj) | normalization(mmproj), self.settings(mmproj)
+
     def text_width(self, mmproj: GGUFModel) -> int:
         """Returns the numbers of a row of the encoder."""
         name, axis = self.width

@@ -147,8 +147,7 @@ def _pixtral_kind(mmproj: GGUFModel) -> str:
 
 def _pixtral(mmproj: GGUFModel) -> Entries:
     vision = {"model_type": "pixtral", **vision_entries(mmproj), "hidden_act": activation(mmproj, "gelu")}
-    theta = float(mmproj.metadata.get("clip.rope.freq_base", 1e4))
-    vision |= {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    vision |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # as llama.cpp has it, for all files
     own = {"vision_config": vision, "vision_feature_layer": -1, "multimodal_projector_bias": mmproj.has("mm.1.bias")}
     if _pixtral_kind(mmproj) == "mistral3":
         return own | {"spatial_merge_size": _pixtral_merge(mmproj)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.gguf.file import read, read_metadata
 from quintet.gguf.mmproj import projector_of
-from quintet.gguf.mmproj.projector import Projector, normalization
+from quintet.gguf.mmproj.projector import Projector
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.tokenizer import backend, special_tokens
 from quintet.gguf.vocabulary import read_vocabulary
@@ -21,13 +21,13 @@ def load_gguf_processor(model: MediaModel, find_class: Callable[[str], Any]) -> 
 
     mmproj = GGUFModel([read(Path(model.mmproj))])
     projector = projector_of(mmproj)
-    settings = projector.image_settings(mmproj) | normalization(mmproj)
+    images, settings = projector.processor_settings(mmproj)
     parts = {
-        ATTRIBUTES[IMAGE]: getattr(transformers, projector.image_processor)(**settings),
+        ATTRIBUTES[IMAGE]: getattr(transformers, projector.image_processor)(**images),
         "tokenizer": _tokenizer(Path(model.folder), projector),
     }
     made = with_own_parts(find_class(projector.processor))
-    return made(*[parts.get(name) for name in made.get_attributes()], **projector.settings(mmproj))
+    return made(*[parts.get(name) for name in made.get_attributes()], **settings)
 
 
 def _tokenizer(file: Path, projector: Projector) -> Any:

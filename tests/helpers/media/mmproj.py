@@ -24,7 +24,9 @@ WINDOWED = {"size": {"shortest_edge": 64, "longest_edge": 2**16}}
 INTERN_VISION = {"image_size": [28, 28], "patch_size": [7, 7], "use_mean_pooling": True}
 
 
-def _like(kind: str, text: Mapping[str, Any] | None = None, vision: Mapping[str, Any] | None = None, **more: Any) -> Wrapper:
+def _like(
+    kind: str, text: Mapping[str, Any] | None = None, vision: Mapping[str, Any] | None = None, **more: Any
+) -> Wrapper:
     base = WRAPPERS[kind]
     more = {"like": base.like or kind, "model_type": base.model_type or kind, "video_processor": {}, **more}
     return replace(base, text={**base.text, **(text or {})}, vision={**base.vision, **(vision or {})}, **more)
@@ -45,11 +47,12 @@ MODELS: dict[str, Wrapper] = {
     "pixtral, merged": _like("mistral3", {"model_type": "llama"}, {"hidden_act": "silu"}),
     "internvl": _like("internvl", vision=INTERN_VISION),
     "qwen3vl_merger": _like("qwen3_vl"),
+    "qwen3vl_merger, mixture": _like("qwen3_vl_moe"),
     "qwen3vl_merger, without deepstack": _like("qwen3_5", {"linear_num_value_heads": 2}),
 }  # fmt: skip
 ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3, "qwen2_vl": gguf.MODEL_ARCH.QWEN2VL, "qwen2_5_vl": gguf.MODEL_ARCH.QWEN2VL,
-    "qwen3_vl": gguf.MODEL_ARCH.QWEN3VL, "qwen3_5": gguf.MODEL_ARCH.QWEN35, "internvl": gguf.MODEL_ARCH.QWEN2,
+    "qwen3_vl": gguf.MODEL_ARCH.QWEN3VL, "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE, "qwen3_5": gguf.MODEL_ARCH.QWEN35, "internvl": gguf.MODEL_ARCH.QWEN2,
 }  # fmt: skip
 
 
@@ -59,8 +62,8 @@ def _permuted(x: Tensor, heads: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------ text
-def write_text(made: Made, path: Path, **metadata: Any) -> Path:
-    """Writes the text model. `metadata`: entries that replace those of the architecture."""
+def write_text(made: Made, path: Path, renamed: Mapping[str, str] | None = None) -> Path:
+    """Writes the text model. `renamed`: tokens that have another name."""
     config, kind = made.model.config.get_text_config(), made.model.config.model_type
     arch = ARCHITECTURES.get(kind, gguf.MODEL_ARCH.LLAMA)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -72,22 +75,27 @@ def write_text(made: Made, path: Path, **metadata: Any) -> Path:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(whole["rope_theta"])
     if "mrope_section" in whole:
         writer.add_rope_dimension_sections([*whole["mrope_section"], 0])
+    if kind == "qwen3_vl_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if kind == "gemma3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
     if kind == "qwen3_5":
         _delta(writer, config, whole)
-    _vocabulary(writer, made)
+    _vocabulary(writer, made, renamed or {})
     names = gguf.get_tensor_name_map(arch, count)
     for name, tensor in _text_tensors(made):
         for each, x in _text_changes(name, tensor, kind, config):
             own = names.get_name(each, (".weight", ".bias"))
             assert own is not None, each
+            own += "" if own.endswith((".weight", ".bias", "ssm_a")) else ".weight"
             writer.add_tensor(own, x.float().contiguous().numpy())
     return _written(writer, path)
 
@@ -109,6 +117,8 @@ def _text_changes(name: str, x: Tensor, kind: str, config: Any) -> list[tuple[st
         x = _permuted(x, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
     if kind in ("gemma3", "qwen3_5") and name.endswith("norm.weight") and "linear_attn.norm" not in name:
         x = x + 1
+    if name.endswith("mlp.experts.gate_up_proj"):
+        return [(name.replace("gate_up", each), part) for each, part in zip(("gate", "up"), x.chunk(2, 1), strict=True)]
     if name.endswith("A_log"):
         x = -torch.exp(x)
     return [(name.replace(".dt_bias", ".dt_proj.bias"), x.squeeze() if "conv1d" in name else x)]
@@ -125,14 +135,14 @@ def _delta(writer: gguf.GGUFWriter, config: Any, rope: Mapping[str, Any]) -> Non
     assert layers and config.linear_num_key_heads == config.linear_num_value_heads, "heads of values stay in order"
 
 
-def _vocabulary(writer: gguf.GGUFWriter, made: Made) -> None:
+def _vocabulary(writer: gguf.GGUFWriter, made: Made, renamed: Mapping[str, str]) -> None:
     tokenizer, size = made.processor.tokenizer, made.model.config.get_text_config().vocab_size
     words = {number: word for word, number in tokenizer.get_vocab().items()}
     added = set(tokenizer.get_added_vocab()) | {"<s>", "</s>"}
     tokens = [words.get(each, f"[PAD{each}]") for each in range(size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
+    writer.add_token_list([renamed.get(each, each) for each in tokens])
     writer.add_token_types([CONTROL if each in added else NORMAL for each in tokens])
     writer.add_token_merges(["a b"])  # which makes no token: all are bytes
     writer.add_bos_token_id(256)
@@ -141,15 +151,18 @@ def _vocabulary(writer: gguf.GGUFWriter, made: Made) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- encoder
-def write_mmproj(made: Made, path: Path, kind: str, dtype: Any = np.float32, **metadata: Any) -> Path:
-    """Writes the encoder. `metadata`: entries of clip.vision that replace others, or are taken away (None)."""
+def write_mmproj(
+    made: Made, path: Path, kind: str, dtype: Any = np.float32, text_width: int = 0, **metadata: Any
+) -> Path:
+    """Writes the encoder. `metadata`: entries of clip.vision that replace others, or are taken away (None);
+    `text_width`: of Gemma's rows, if not the model's."""
     writer = gguf.GGUFWriter(path, "clip")
     vision, text = made.model.config.vision_config, made.model.config.get_text_config()
     kind = kind.partition(",")[0]
     layers = getattr(vision, "depth", None) or vision.num_hidden_layers
     layers -= kind == "mlp"  # the last is behind the one that is read
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(kind)
+    writer.add_clip_projector_type(metadata.pop("clip.projector_type", kind))
     patch = vision.patch_size[0] if isinstance(vision.patch_size, list) else vision.patch_size
     entries: dict[str, Any] = {
         "projection_dim": text.hidden_size, "patch_size": patch, "image_size": _side(vision, patch),
@@ -167,8 +180,14 @@ def write_mmproj(made: Made, path: Path, kind: str, dtype: Any = np.float32, **m
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(layers, 8))
     for name, tensor in made.model.state_dict().items():
         for own, x in _encoder_tensors(name, tensor, kind, made.model.config, names):
+            if own == "mm.input_projection.weight" and text_width:
+                x = x[:, :text_width]
             values = x.float().contiguous().numpy()
-            writer.add_tensor(own, values.astype(dtype) if values.ndim > 1 else values)
+            if dtype == "Q8_0" and values.ndim == 2 and not values.shape[-1] % 32:
+                quantized = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+                writer.add_tensor(own, quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            else:
+                writer.add_tensor(own, values.astype(dtype) if values.ndim > 1 and dtype != "Q8_0" else values)
     return _written(writer, path)
 
 
@@ -241,7 +260,7 @@ def _encoder_tensors(name: str, x: Tensor, kind: str, config: Any, names: Any) -
     assert own is not None, published
     if kind == "mlp":  # as the first converter called them
         own = re.sub("mm.1$|ffn_up$|ffn_down$", lambda found: FIRST[found[0]], own)
-    return [(f"{own}.{last}" if last else own, x.squeeze())]
+    return [(f"{own}.{last}" if last else own, x)]
 
 
 def _qwen_tensors(base: str, last: str, x: Tensor, vision: Any, names: Any) -> list[tuple[str, Tensor]]:
@@ -249,7 +268,8 @@ def _qwen_tensors(base: str, last: str, x: Tensor, vision: Any, names: Any) -> l
     if base == "visual.patch_embed.proj" and last == "weight":
         return [("v.patch_embd.weight", x[:, :, 0]), ("v.patch_embd.weight.1", x[:, :, 1])]
     if base.endswith(".qkv") and not qwen3:
-        return [(f"{names.get_name(base[:-3] + each)}.{last}", part) for each, part in zip("qkv", x.chunk(3), strict=True)]
+        parts = zip("qkv", x.chunk(3), strict=True)
+        return [(f"{names.get_name(base[:-3] + each)}.{last}", part) for each, part in parts]
     if base.startswith("visual.deepstack_merger_list."):
         _, _, index, module = base.split(".")
         own = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[module]
