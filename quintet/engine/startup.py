@@ -55,7 +55,6 @@ from quintet.engine.spec_decode.drafter import with_drafter
 from quintet.engine.spec_decode.factory import make_drafting, make_step_costs
 from quintet.hub.dtypes import dtype_of, kv_dtype_of
 from quintet.hub.max_model_len import resolve_max_model_len
-from quintet.hub.mmproj import resolve_mmproj
 from quintet.hub.model_impl import read_model
 from quintet.hub.pooling_task import Pooling, is_pooling_model
 from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
@@ -63,6 +62,7 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.model_loader.gguf_config import resolve_mmproj
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files

@@ -20,14 +20,13 @@ from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
-from quintet.hub.mmproj import gguf_entries, wants_images
 from quintet.hub.model_names import HUB_ADDRESS, HUB_ID
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.wrappers import text_entries, text_model_type, why_raw
 from quintet.model_loader.ctranslate2 import config_of as ctranslate2_config
 from quintet.model_loader.ctranslate2 import is_ctranslate2
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
-from quintet.model_loader.generation_config import read_generation_config
+from quintet.model_loader.gguf_config import gguf_entries, read_generation_config, wants_images
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.models import added_for, families

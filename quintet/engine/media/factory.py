@@ -9,7 +9,6 @@ from quintet.config.media.info import media_info
 from quintet.engine.media.rotary import RotaryIndex
 from quintet.hub.hf_config import transformers_config
 from quintet.hub.hf_overrides import merge_overrides, model_overrides
-from quintet.hub.mmproj import gguf_entries
 from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
@@ -18,6 +17,7 @@ from quintet.media.families import FAMILIES, MediaModel, encoding_part, why_no_m
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
 from quintet.media.kinds import IMAGE
+from quintet.model_loader.gguf_config import gguf_entries
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
 if TYPE_CHECKING:

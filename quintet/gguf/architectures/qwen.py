@@ -18,17 +18,18 @@ def _sections(model: GGUFModel) -> Entries:
     """Rotary entries of a model with three positions of a token: how many frequencies each of them turns."""
     value = model.metadata.get(f"{model.prefix}.rope.dimension_sections")
     sections = list(value)[:3] if isinstance(value, Array) and not value.of_strings else []
-    if len(sections) != 3 or sum(sections) != model.rotary_dim // 2:
-        raise ValueError(
-            f"{model.path}: {model.prefix}.rope.dimension_sections is not three numbers, of {model.rotary_dim // 2} "
-            "frequencies together; fetch it again"
-        )
+    if len(sections) != 3:
+        raise ValueError(f"{model.path}: {model.prefix}.rope.dimension_sections is not three numbers; fetch it again")
     return {"mrope_section": sections}
 
 
 def _qwen2_vl(model: GGUFModel) -> Entries:
-    entries = _qwen2(model)
-    return entries | {"rope_parameters": entries["rope_parameters"] | _sections(model)}
+    entries, sections = _qwen2(model), _sections(model)
+    if sum(sections["mrope_section"]) != model.rotary_dim // 2:
+        raise ValueError(
+            f"{model.path}: rope.dimension_sections are not of {model.rotary_dim // 2} frequencies together"
+        )
+    return entries | {"rope_parameters": entries["rope_parameters"] | sections}
 
 
 def _qwen3_vl(model: GGUFModel) -> Entries:

@@ -1,4 +1,4 @@
-"""What one type of projector says of its encoder: facts about transformers' wrapper of the same model."""
+"""Facts about one type of projector and its encoder, and about transformers' wrapper of the same model."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ def vision_entries(mmproj: GGUFModel) -> Entries:
         )
     if layers > len(mmproj.tensors) or side > MAX_IMAGE or not patch <= side:
         raise ValueError(
-            f"{mmproj.path}: it is said to have {layers} layers for images of {side} pixels in patches of {patch}, "
+            f"{mmproj.path}: its metadata are of {layers} layers for images of {side} pixels in patches of {patch}, "
             "which its tensors are not of; fetch it again"
         )
     return {

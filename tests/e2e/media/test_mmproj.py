@@ -111,7 +111,7 @@ def test_weights_are_read_again(gemma: tuple[Made, Path]) -> None:
 OTHERS = {
     "another projector": ({"clip.projector_type": "ldp"}, "projector type 'ldp' are not served; those of gemma3,"),
     "no mean": ({"image_mean": None}, "clip.vision.image_mean is not three numbers"),
-    "many layers": ({"block_count": 2**31}, "said to have 2147483648 layers"),
+    "many layers": ({"block_count": 2**31}, "metadata are of 2147483648 layers"),
     "a huge image": ({"image_size": 2**31}, "images of 2147483648 pixels"),
     "another image": ({"image_size": 56}, "position_embedding.weight is .16, 32., not .64, 32."),
     "more layers": ({"block_count": 3}, "lacks model.vision_tower.encoder.layers.2"),

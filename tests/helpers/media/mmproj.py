@@ -52,7 +52,8 @@ MODELS: dict[str, Wrapper] = {
 }  # fmt: skip
 ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3, "qwen2_vl": gguf.MODEL_ARCH.QWEN2VL, "qwen2_5_vl": gguf.MODEL_ARCH.QWEN2VL,
-    "qwen3_vl": gguf.MODEL_ARCH.QWEN3VL, "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE, "qwen3_5": gguf.MODEL_ARCH.QWEN35, "internvl": gguf.MODEL_ARCH.QWEN2,
+    "qwen3_vl": gguf.MODEL_ARCH.QWEN3VL, "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
+    "qwen3_5": gguf.MODEL_ARCH.QWEN35, "internvl": gguf.MODEL_ARCH.QWEN2,
 }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
-"""The encoder of images of a GGUF model: a file of its own (mmproj), which is given, or lies beside the model."""
+"""Configuration of a model in GGUF files, with its encoder of images (mmproj), and generation configs."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
+from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
 from quintet.gguf.config import config as gguf_config
+from quintet.gguf.config import generation
 from quintet.gguf.file import is_gguf
 from quintet.gguf.file_choice import choose_mmproj
 from quintet.gguf.mmproj import wrapper_config
 from quintet.media.kinds import IMAGE
+from quintet.model_loader.ctranslate2 import generation_config_of, is_ctranslate2
 from quintet.model_loader.gguf_weights import model_of
 
 logger = logging.getLogger(__name__)
@@ -58,3 +61,13 @@ def _beside(model: Path) -> Path | None:
     there = there or [each.name for each in folder.glob("*.gguf")]
     found = choose_mmproj(there, model.relative_to(top).as_posix())
     return None if found is None else top / found
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """Returns the entries of a folder's or a GGUF file's generation config; none, if it has none."""
+    if path.is_file():
+        return generation(model_of(path))
+    file = path / "generation_config.json"
+    if file.is_file():
+        return read_object(file)
+    return generation_config_of(path) if is_ctranslate2(path) else {}
