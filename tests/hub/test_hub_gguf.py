@@ -127,7 +127,7 @@ def test_a_file_is_found_offline_where_others_were_not_downloaded(
     (snapshot / "m-Q8_0.gguf").write_bytes(b"GGUF")
     config = EngineConfig(model="a/b:Q8_0", download_dir=str(tmp_path))
     assert list_files("a/b", None, config, OFFLINE) == ["m-Q8_0.gguf"]
-    assert list_files("a/b", "a" * 40, config, OFFLINE) == ["m-Q8_0.gguf", MMPROJ]
+    assert list_files("a/b", "a" * 40, config, OFFLINE) == ["m-Q8_0.gguf"]
     for revision in ("v9", "../refs", "b" * 40):
         with pytest.raises(ConnectionError):
             list_files("a/b", revision, config, OFFLINE)
