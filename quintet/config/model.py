@@ -123,6 +123,10 @@ class ModelOptions:
         False, boolean, "run the text model of a multimodal model alone: its encoders of images, audio and video are "
         "not loaded", group="model",
     )  # fmt: skip
+    mmproj: str | None = option(
+        None, optional(text), "file of the encoder of images of a GGUF model (mmproj); the one that lies beside the "
+        "model if not given", group="model", flags=("-mm",), metavar="FILE", accepts=f"{PATH} | None",
+    )  # fmt: skip
     enable_prompt_embeds: bool = option(
         False, boolean, "let a request bring embeddings in the place of prompt tokens", group="model"
     )

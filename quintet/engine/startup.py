@@ -62,6 +62,7 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.model_loader.gguf_config import resolve_mmproj
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.text_names import describe_files
@@ -100,6 +101,8 @@ def prepare(
     ranking.check_engines(config, chosen.capabilities)
     ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
     folder = resolve_model(config)
+    config, described = resolve_mmproj(config, folder)
+    reasons += described
     facts = chosen.capabilities
     if not ranking.uses_processes(config, facts) or ranking.num_ranks(config, facts) == 1:
         return _decide(config, chosen, folder, reasons)

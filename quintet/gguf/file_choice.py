@@ -8,6 +8,7 @@ from quintet.gguf.file import SPLIT
 
 PREFERRED = ("Q4_K_M", "Q8_0")  # where nothing is asked for; then the first
 # Files that lie beside a model and are none: projectors, statistics, drafts.
+MMPROJ = "mmproj"
 BESIDE = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
 SHOWN = 40  # quantizations, or files, that an error lists
 _LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|[BF]*F\d+|TQ\d\w*|MXFP4\w*|NVFP4\w*))$", re.IGNORECASE)
@@ -55,6 +56,25 @@ def choose(files: Iterable[str], wanted: GGUFQuery) -> list[str]:
         asked_for = f"GGUF model of {wanted.quantization!r}" if wanted.quantization else "GGUF model"
         raise FileNotFoundError(f"{wanted.repository!r} has no {asked_for}; it holds {_format_names(labels)}")
     return parts_of(found, there, wanted.repository)
+
+
+def choose_mmproj(files: Iterable[str], model: str) -> str | None:
+    """Returns the encoder of images that lies beside a model: in its folder, or else in one around it, that of the
+    nearest number of bits."""
+    folders = model.split("/")[:-1]
+
+    def distance(file: str) -> tuple[int, int, str]:
+        return len(folders) - file.count("/"), abs(_bits(file) - _bits(model)), file
+
+    there = [each for each in files if MMPROJ in _name(each) and each.endswith(".gguf")]
+    beside = [each for each in there if folders[: each.count("/")] == each.split("/")[:-1]]
+    return min(beside, key=distance, default=None)
+
+
+def _bits(file: str) -> int:
+    """Returns the first number of a file's quantization, such as 4 of Q4_K_M; 0 where its name has none."""
+    found = re.search(r"\d+", quantization_label(file) or "")
+    return int(found[0]) if found else 0
 
 
 def _of(tag: str, models: Sequence[str]) -> list[str]:

@@ -8,16 +8,22 @@ from typing import Any
 from quintet.gguf.cursor import Array, format_name
 from quintet.gguf.file import GGUFFile, GGUFTensor
 
+MMPROJ = "clip"  # architecture of encoders of images and audio, which lie beside a model
+VISION = "v."  # before the names of an encoder's tensors
+
 
 class GGUFModel:
-    """Metadata and tensors of all files of a model."""
+    """Metadata and tensors of all files of a model, or of an encoder of images (mmproj)."""
 
     def __init__(self, files: Sequence[GGUFFile]) -> None:
         self.path, self.metadata = files[0].path, files[0].metadata
+        architecture = str(self.metadata.get("general.architecture"))
+        self.is_mmproj = architecture == MMPROJ
+        self.prefix = f"{MMPROJ}.vision" if self.is_mmproj else architecture  # of its entries
+        own = VISION if self.is_mmproj else ""  # what its tensors' names begin with
         self.tensors: dict[str, tuple[GGUFFile, GGUFTensor]] = {
-            name: (f, each) for f in files for name, each in f.tensors.items()
+            name.removeprefix(own): (f, each) for f in files for name, each in f.tensors.items()
         }
-        self.prefix = str(self.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns an entry of the architecture.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 ENDS: Mapping[str, str] = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 # Of rotary positions, which the configuration is made of.
 ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+PASSED_OVER = (*ROPE, "token_embd.img_break")  # the latter is a row of the text model's embedding
 
 
 class Computed(NamedTuple):

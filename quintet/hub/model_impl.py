@@ -32,7 +32,7 @@ def read_model(config: EngineConfig, place: Path, extra_families: Mapping[str, s
     load_plugins()
     why = _why_backend(config, place, extra_families)
     if not why:
-        return load_model_config(place, model_overrides(config), _is_pooling(config, place)), ""
+        return load_model_config(place, model_overrides(config), _is_pooling(config, place), config.mmproj), ""
     return _for_backend(place / "config.json", model_overrides(config), config.trust_remote_code), why
 
 

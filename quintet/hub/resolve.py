@@ -13,9 +13,8 @@ from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import nearest_name, refuse_unknown
 from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
 from quintet.config.cache_dir import cache_folder
-from quintet.gguf.config import config as gguf_config
-from quintet.gguf.file import SPLIT, is_gguf
-from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
+from quintet.gguf.file import is_gguf
+from quintet.gguf.file_choice import BESIDE, GGUFQuery, choose, choose_mmproj, parse_query, part_number
 from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
 from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
@@ -27,8 +26,7 @@ from quintet.hub.wrappers import text_entries, text_model_type, why_raw
 from quintet.model_loader.ctranslate2 import config_of as ctranslate2_config
 from quintet.model_loader.ctranslate2 import is_ctranslate2
 from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
-from quintet.model_loader.generation_config import read_generation_config
-from quintet.model_loader.gguf_weights import model_of
+from quintet.model_loader.gguf_config import gguf_entries, read_generation_config, wants_images
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
 from quintet.models import added_for, families
@@ -78,7 +76,8 @@ def gguf_of(path: Path, config: EngineConfig) -> Path | None:
         return path
     if other or _is_complete(path, config):
         return None
-    found = [each for each in sorted(path.glob("*.gguf")) if _is_first_part(each.name)]
+    files = sorted(path.glob("*.gguf"))
+    found = [each for each in files if part_number(each.name) == 1 and not BESIDE.search(each.name)] or files
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise ValueError(
@@ -149,15 +148,10 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
 def _download_gguf(
     wanted: GGUFQuery, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
 ) -> Path:
-    parts = choose(files, wanted)
+    parts, there = choose(files := list(files), wanted), files if config.mmproj is None and wants_images(config) else []
+    parts += [each] if (each := choose_mmproj(there, parts[0])) else []
     logger.info("%s: %s", wanted.repository, ", ".join(parts))
     return download(wanted.repository, revision, config, exact_patterns(parts), environment) / parts[0]
-
-
-def _is_first_part(name: str) -> bool:
-    """Returns whether a file is a whole model, or the first part of a split one."""
-    split = SPLIT.fullmatch(name)
-    return split is None or int(split[2]) == 1
 
 
 def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
@@ -261,13 +255,15 @@ def _without_weights(folder: Path, config: EngineConfig) -> str:
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Overrides = None, pooling: bool = False) -> HFConfig:
-    """The model's configuration with the user's entries merged in. Never runs code from the folder. With `numbers`, its
-    classes need not be such that generate text."""
+def load_model_config(
+    path: Path, overrides: Overrides = None, pooling: bool = False, mmproj: str | None = None
+) -> HFConfig:
+    """The model's configuration with the user's entries merged in. Never runs code from the folder. With `pooling`, its
+    classes need not be such that generate text. `mmproj`: the encoder of a GGUF model."""
     load_plugins()
     file = path if path.is_file() else path / "config.json"
     own = path.name == PARAMS
-    raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    raw = config_of(path) if own else gguf_entries(path, mmproj) if path.is_file() else read_object(file)
     if path.is_dir() and "model_type" not in raw and is_ctranslate2(path):
         raw = ctranslate2_config(path)
     if (why := why_raw(raw)) is not None:

@@ -190,8 +190,9 @@ class MediaModel:
     """Media that a model takes, for the processes that admit requests. Plain data."""
 
     model_type: str
-    folder: str  # of the processor's files
+    folder: str  # of the processor's files; of a GGUF model, its file
     tokens: dict[str, int]  # kinds that it takes -> the token in whose places rows of an item stand
+    mmproj: str = ""  # of a GGUF model: the file of its encoder
     limits: dict[str, int] = field(default_factory=dict)  # most of each kind in a prompt; a kind that is left out: any
     max_rows: int = 0  # of one item: encoder_cache_rows
     max_prompt_rows: int = 0  # of all in a prompt, where a step computes it whole; 0: no bound

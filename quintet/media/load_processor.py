@@ -13,10 +13,11 @@ from typing import Any
 from quintet.common.distribution import install_hint
 from quintet.media.families import MediaModel
 from quintet.media.items import MediaProcessor
-from quintet.media.kinds import AUDIO, IMAGE, VIDEO
+from quintet.media.kinds import AUDIO, IMAGE
 from quintet.media.processing import LONGEST, HFMediaProcessor
+from quintet.media.processors.gguf import load_gguf_processor
 from quintet.media.processors.image_prompts import ImagePromptProcessor
-from quintet.media.processors.parts import ATTRIBUTES
+from quintet.media.processors.parts import ATTRIBUTES, with_own_parts
 from quintet.media.processors.tensor_parts import load_tensor_part
 from quintet.media.processors.voxtral import load_voxtral
 
@@ -46,6 +47,8 @@ def load_processor(model: MediaModel) -> MediaProcessor:
 
 
 def _processor(model: MediaModel) -> Any:
+    if model.mmproj:
+        return load_gguf_processor(model, _class)
     if model.model_type == "voxtral":
         return load_voxtral(model.folder)
     if importlib.util.find_spec("torchvision") is not None and model.model_type not in STAND_INS:
@@ -59,15 +62,11 @@ def _class_of(model: MediaModel) -> Any:
     """Returns transformers' class, by the files or by the model's type."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    _without_their_import()
     if model.model_type in STAND_INS:
         return _class(STAND_INS[model.model_type])
     named = [_entries(Path(model.folder) / name).get("processor_class") for name in FILES]
     name = next((each for each in named if isinstance(each, str)), PROCESSOR_MAPPING_NAMES.get(model.model_type))
-    found = None if name is None else _class(name)
-    if found is None:
-        raise ValueError(f"transformers has no processor {name!r}")
-    return found
+    return _class(str(name))
 
 
 def _without_their_import() -> None:
@@ -85,11 +84,15 @@ def _without_their_import() -> None:
 
 
 def _class(name: str) -> Any:
-    """Returns a processor's class by its name."""
+    """Returns a processor's class by its name. ValueError if transformers has none."""
     from transformers.models.auto.processing_auto import processor_class_from_name
 
+    _without_their_import()
     loaded = sys.modules.get("transformers.models.pixtral.processing_pixtral")
-    return getattr(loaded, name, None) or processor_class_from_name(name)
+    found = getattr(loaded, name, None) or processor_class_from_name(name)
+    if found is None:
+        raise ValueError(f"transformers has no processor {name!r}")
+    return found
 
 
 def _entries(file: Path) -> dict[str, Any]:
@@ -102,19 +105,11 @@ def _entries(file: Path) -> dict[str, Any]:
 def _without_torchvision(processor: Any, model: MediaModel) -> Any:
     """Makes a processor of parts that need no torchvision. Parts of kinds that are not served may be missing."""
 
-    class WithParts(processor):
-        """The same, for parts that were loaded without torchvision."""
-
-        def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
-            unusual = part is None or name in (ATTRIBUTES[VIDEO], ATTRIBUTES[IMAGE])
-            return type(part) if unusual else super().check_argument_for_proper_class(name, part)
-
     names = processor.get_attributes()
     if extra := set(names) - PARTS:
         raise ValueError(f"{processor.__name__} has parts that are not loaded here: {', '.join(sorted(extra))}")
-    WithParts.__name__ = processor.__name__
     settings, _ = processor.get_processor_dict(model.folder, local_files_only=True)
-    return WithParts.from_args_and_dict([_part(name, model) for name in names], settings)
+    return with_own_parts(processor).from_args_and_dict([_part(name, model) for name in names], settings)
 
 
 def _part(name: str, model: MediaModel) -> Any:

@@ -217,15 +217,15 @@ class ComputedEntry:
 
 @dataclass(frozen=True)
 class StatedEntry:
-    """A number of a layer that the file has in its metadata: [1]."""
+    """A tensor of one number: of a layer, which the file has in its metadata, or one that no output depends on."""
 
-    name: str  # the key
+    name: str  # the key, or the tensor
     value: float
     dtype: torch.dtype = torch.float32
     shape: tuple[int, ...] = (1,)
 
     def tensor(self) -> Tensor:
-        return torch.tensor([self.value])
+        return torch.full(self.shape, self.value)
 
 
 def _same(model: GGUFModel, x: Tensor) -> Tensor:
@@ -250,6 +250,25 @@ def _log_of_negative(model: GGUFModel, x: Tensor) -> Tensor:
 def _latent_kv(model: GGUFModel, k: Tensor, v: Tensor) -> Tensor:
     """[H, R, N] of keys and [H, V, R] of values -> [H (N + V), R], each head's keys over its values (kv_b_proj)."""
     return torch.cat([k.transpose(1, 2), v], 1).flatten(0, 1)
+
+
+def _less_one(model: GGUFModel, x: Tensor) -> Tensor:
+    return x.float() - 1
+
+
+def _rows(model: GGUFModel, *parts: Tensor) -> Tensor:
+    """Rows of several matrices, or biases, one after the other."""
+    return torch.cat(parts)
+
+
+def _frames(model: GGUFModel, *parts: Tensor) -> Tensor:
+    """[out, in, height, width] of each frame of a patch -> [out, in, frames, height, width]."""
+    return torch.stack(parts, 2)
+
+
+def _one_batch(model: GGUFModel, x: Tensor) -> Tensor:
+    """[D] or [N, D] -> [1, N, D]."""
+    return x.reshape(1, -1, x.shape[-1])
 
 
 def _part(model: GGUFModel, x: Tensor, index: int) -> Tensor:
@@ -287,6 +306,10 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "latent_kv": _latent_kv,
     **{f"part {index}": functools.partial(_part, index=index) for index in range(3)},
     **{f"rates_{name}": functools.partial(_rates, index=index) for index, name in enumerate("ba")},
+    "less_one": _less_one,
+    "rows": _rows,
+    "frames": _frames,
+    "one_batch": _one_batch,
     "tiled": _tiled,
     "tiled_columns": _tiled_columns,
     "tiled_channels": _tiled_channels,

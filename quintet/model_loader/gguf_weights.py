@@ -14,8 +14,9 @@ from torch import Tensor
 from quintet.gguf.architectures import names_of
 from quintet.gguf.cursor import format_name
 from quintet.gguf.file import files
+from quintet.gguf.mmproj import projector_of
 from quintet.gguf.model import GGUFModel
-from quintet.gguf.names import ROPE, Joined, check_head_rows, layer_of
+from quintet.gguf.names import PASSED_OVER, Joined, check_head_rows, layer_of
 from quintet.model_loader.gguf_tensors import ComputedEntry, GGUFEntry, JoinedEntry, LoadedTensor, StatedEntry
 
 MAX_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
@@ -46,7 +47,7 @@ def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
     count, later = 0, DeferredTensors(model)
     last = model.layers if model.get("nextn_predict_layers") else math.inf  # behind it: layers that draft (MTP)
     for name, (file, stored) in model.tensors.items():
-        if name in ROPE or (layer_of(name)[0] or 0) >= last:
+        if name in PASSED_OVER or (layer_of(name)[0] or 0) >= last:
             continue
         entry = GGUFEntry(name, maps[file.path], stored)
         found = {} if later.take(name, entry) else _named(model, name, entry)
@@ -56,9 +57,11 @@ def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
                 f"{MAX_MATRICES} "
                 "matrices, and no model has; fetch it again"
             )
-        yield from found.items()
+        yield from (_in_floats(model, found) if model.is_mmproj else found).items()
     yield from later.entries().items()
     yield from _stated(model)
+    if model.is_mmproj:
+        yield from _filled(model).items()
 
 
 def _stated(model: GGUFModel) -> Iterator[tuple[str, StatedEntry]]:
@@ -69,6 +72,17 @@ def _stated(model: GGUFModel) -> Iterator[tuple[str, StatedEntry]]:
             if not isinstance(value, float) or not math.isfinite(value):
                 raise ValueError(f"{model.path}: {key} of layer {index} is {str(value)[:40]!r}, not a number")
             yield names.model_name(target, index), StatedEntry(key, value)
+
+
+def _in_floats(model: GGUFModel, found: Mapping[str, GGUFEntry]) -> Mapping[str, LoadedTensor]:
+    """Returns an encoder's tensors without blocks, which its layers do not compute with."""
+    return {name: ComputedEntry(model, "same", (each,)) if each.quantized else each for name, each in found.items()}
+
+
+def _filled(model: GGUFModel) -> Mapping[str, LoadedTensor]:
+    """Returns tensors of an encoder that its file lacks, since no output depends on them."""
+    width = model.required_number("embedding_length")
+    return {name: StatedEntry(name, value, shape=(width,)) for name, value in projector_of(model).filled(model).items()}
 
 
 class DeferredTensors:

@@ -78,7 +78,13 @@ class WeightFiles:
     load_format: str = "safetensors"
     strategy: str | None = None  # of safetensors: lazy, eager or prefetch
     options: Mapping[str, Any] = field(default_factory=dict)  # of what reads the format
+    mmproj: Path | None = None  # of a GGUF model: the file of its encoder of images
     prefix: str = ""  # put before the names of a trunk that was saved without the model around it
+
+    @property
+    def of_encoders(self) -> "WeightFiles":
+        """The files of its encoders of media."""
+        return self if self.mmproj is None else replace(self, folder=self.mmproj)
 
     def module_name(self, name: str) -> str:
         """The name that a tensor has within its model."""
@@ -178,7 +184,8 @@ def _weights_of(config: EngineConfig, path: Path) -> WeightFiles:
         return WeightFiles(path, CTRANSLATE2)
     if config.load_format == "auto" and path.is_dir() and not any(path.glob("*.safetensors")) and has_pickles(path):
         return WeightFiles(path, "pt")
-    return WeightFiles(path, "safetensors", strategy, options)
+    mmproj = None if config.mmproj is None else Path(config.mmproj)
+    return WeightFiles(path, "safetensors", strategy, options, mmproj)
 
 
 def weights_of_folder(folder: "Path | WeightFiles") -> WeightFiles:

@@ -17,7 +17,8 @@ HEAD = """## GGUF architectures
 A GGUF file names its architecture (`general.architecture`). quintet reads {read} of the {known} that the package `gguf`
 {version} lists; another is refused with the nearest of these. Each is tried on a small random model that llama.cpp's
 converter (`convert_hf_to_gguf.py`) has written: logits are those of transformers, dequantized and with the matrices as
-they are (`tests/e2e/quantization/test_gguf.py`). What blocks a file may hold:
+they are (`tests/e2e/quantization/test_gguf.py`); those that transformers has with an encoder alone (`qwen2vl`,
+`qwen3vl`, `qwen3vlmoe`) with [their images](images.md#gguf-models). What blocks a file may hold:
 [quantization.md](quantization.md#gguf-files).
 
 """
@@ -52,7 +53,7 @@ def published_table() -> str:
 
 def gguf_table() -> str:
     """Returns the section: an architecture of a file -> the model types that it is read as."""
-    kinds: dict[str, set[str]] = {name: set() for name in ARCHITECTURES}
+    kinds = {name: {row.kind} if isinstance(row.kind, str) else set() for name, row in ARCHITECTURES.items()}
     for path in FILES.glob("*.gguf"):
         model = model_of(path)
         kinds[model.prefix].add(str(config(model)["model_type"]))

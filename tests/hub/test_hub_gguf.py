@@ -13,6 +13,7 @@ from quintet.hub.downloads import list_files
 from quintet.hub.resolve import resolve_model, resolve_tokenizer
 
 ONLINE, OFFLINE = Environment(), Environment(hf_hub_offline=True)
+MMPROJ = "mmproj-F16.gguf"
 GGUF = ("README.md", "config.json", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf")
 SPLIT = ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00002-of-00002.gguf")
 
@@ -48,11 +49,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 @pytest.mark.parametrize(
     ("model", "files"),
     [
-        ("a/b:q8_0", ["m-Q8_0.gguf"]),
-        ("a/b/m-Q8_0.gguf", ["m-Q8_0.gguf"]),
-        ("a/b:F16", list(SPLIT)),
-        ("a/b/big/m-F16-00002-of-00002.gguf", list(SPLIT)),
-        ("a/b", ["m-Q4_K_M.gguf"]),
+        ("a/b:q8_0", ["m-Q8_0.gguf", MMPROJ]),
+        ("a/b/m-Q8_0.gguf", ["m-Q8_0.gguf", MMPROJ]),
+        ("a/b:F16", [*SPLIT, MMPROJ]),
+        ("a/b/big/m-F16-00002-of-00002.gguf", [*SPLIT, MMPROJ]),
+        ("a/b", ["m-Q4_K_M.gguf", MMPROJ]),
     ],
 )
 def test_what_a_name_means_is_downloaded_and_nothing_else(hub: Hub, model: str, files: list[str]) -> None:
@@ -60,9 +61,11 @@ def test_what_a_name_means_is_downloaded_and_nothing_else(hub: Hub, model: str, 
     found = resolve_model(config, ONLINE)
     assert found == hub.folder / "a/b" / files[0]
     assert found.read_bytes() == b"GGUF"
-    assert hub.downloads[-1] == files
+    assert set(hub.downloads[-1]) == set(files)
     assert resolve_tokenizer(config, found, ONLINE) == found
-    assert [each for each in hub.downloads if any("gguf" in file for file in each)] == [files]
+    assert [each for each in hub.downloads if any("gguf" in file for file in each)] == [hub.downloads[-1]]
+    text = config.replace(limit_mm_per_prompt={"image": 0})
+    assert resolve_model(text, ONLINE) == found and MMPROJ not in hub.downloads[-1]
 
 
 def test_what_was_downloaded_is_found_offline(hub: Hub) -> None:

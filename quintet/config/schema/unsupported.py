@@ -11,10 +11,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _ENCODERS = "the platform decides how encoders of images run; leave it out"
-_MMPROJ = (
-    "encoders of GGUF files (mmproj) are not read yet; leave it out for text, or give a folder of safetensors, whose "
-    "images are served for some families"
-)
 _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _AS_THE_MODEL = "a draft model has the model's setting of that name; leave it out"
@@ -173,7 +169,10 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("-md", "--model-draft"), "use --speculative-config.model MODEL"),
     **dict.fromkeys(("--embedding", "--embeddings", "--reranking"), "such a model is known by its files; leave it out"),
     **dict.fromkeys(("--lora", "--lora-scaled"), "use --enable-lora --lora-modules NAME=FOLDER"),
-    **dict.fromkeys(("--mmproj", "-mm"), _MMPROJ),
+    **dict.fromkeys(("-mmu", "--mmproj-url"), "download the file, and give its path to --mmproj"),
+    "--mmproj-auto": "one that lies beside the model is always found; leave it out",
+    **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto"), "use --language-model-only"),
+    **dict.fromkeys(("--mmproj-offload", "--no-mmproj-offload"), _ENCODERS),
     **dict.fromkeys(("-cb", "--cont-batching"), "requests always share steps; leave it out"),
     **dict.fromkeys(
         ("--metrics", "--slots", "--props"), "GET /metrics and GET /v1/models are always there; leave it out"

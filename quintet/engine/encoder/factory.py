@@ -11,7 +11,7 @@ from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.layers.decoder import ModelBase
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.encoder_text import TextInput
-from quintet.model_loader.generation_config import read_generation_config
+from quintet.model_loader.gguf_config import read_generation_config
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.models.encoders.base import CrossEncoder
 from quintet.transcription.rules import DecodingRules

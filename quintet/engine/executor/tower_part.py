@@ -45,7 +45,7 @@ class TowerPart:
     def read(self, folder: Path | WeightFiles | None, progress: bool) -> None:
         """Reads the weights from the checkpoint as it is now; random ones without a folder."""
         self._folder = folder
-        load(self.model, self.platform, folder, progress, self._rank)
+        load(self.model, self.platform, _of_encoders(folder), progress, self._rank)
         self._dropped = False
 
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
@@ -69,6 +69,11 @@ class TowerPart:
 
     def reading(self, folder: Path | WeightFiles | None) -> ParameterLoad:
         """Returns the weights of a folder, to be written over those that are there. ValueError if they do not fit."""
-        found = ParameterLoad(self.model, folder)
+        found = ParameterLoad(self.model, _of_encoders(folder))
         self._folder = folder
         return found
+
+
+def _of_encoders(folder: Path | WeightFiles | None) -> Path | WeightFiles | None:
+    """Returns the files of encoders, which a GGUF model has apart."""
+    return folder.of_encoders if isinstance(folder, WeightFiles) else folder

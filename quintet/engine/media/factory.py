@@ -16,6 +16,8 @@ from quintet.media.encoder_text import TextInput
 from quintet.media.families import FAMILIES, MediaModel, encoding_part, why_no_media
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
+from quintet.media.kinds import IMAGE
+from quintet.model_loader.gguf_config import gguf_entries
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class ServedMedia(NamedTuple):
         return MediaModel(
             model_type=self.whole.model_type,
             folder=str(folder),
+            mmproj=config.mmproj or "",
             tokens={kind: _token(self.whole, kind) for kind in self.kinds},
             limits=dict(config.limit_mm_per_prompt or {}),
             max_rows=rows.rows,
@@ -116,7 +119,7 @@ class Checkpoint(NamedTuple):
 
 def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> ServedMedia:
     """Decides which media are served. Of a model that takes none by its config.json, nothing is known."""
-    if model.whole.get_text_config() is model.whole or model.place.is_file():
+    if model.whole.get_text_config() is model.whole or (model.place.is_file() and config.mmproj is None):
         return ServedMedia(None, "this model takes text alone")
     why = _refusal(config, facts, platform, model)
     if why:
@@ -136,7 +139,8 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
 def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
     """Returns the kinds of the family that the settings leave."""
     limits = config.limit_mm_per_prompt or {}
-    return [kind for kind in FAMILIES[model.whole.model_type].kinds if limits.get(kind) != 0]
+    known = FAMILIES[model.whole.model_type].kinds if config.mmproj is None else (IMAGE,)
+    return [kind for kind in known if limits.get(kind) != 0]
 
 
 def _token(whole: Any, kind: str) -> Any:
@@ -178,11 +182,8 @@ def _wrapper(config: EngineConfig, model: Checkpoint) -> Any:
     """Returns transformers' object of the wrapper's config, with the user's overrides."""
     if model.backend:
         return model.whole
-    raw, overrides, file = (
-        read_object(model.place / "config.json"),
-        model_overrides(config),
-        model.place / "config.json",
-    )
+    overrides, file = model_overrides(config), model.place / "config.json"
+    raw = read_object(file) if config.mmproj is None else gguf_entries(model.place, config.mmproj)
     kind = model.whole.model_type
     made = transformers_config(kind, raw, file)
     if callable(overrides):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from quintet.common.suggestions import nearest_name
 from quintet.gguf.architectures import dense, encoders, gemma, gpt, hybrid, llama, mixtures, qwen
 from quintet.gguf.architectures.architecture import Architecture
+from quintet.gguf.mmproj import projector_of
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ArchitectureNames
 
@@ -18,7 +19,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **mixtures.ARCHITECTURES,
     **qwen.ARCHITECTURES,
 }
-PROJECTOR = "clip"  # what encoders of images and audio say, which lie beside a model (mmproj)
 
 
 def architecture_of(model: GGUFModel) -> Architecture:
@@ -26,10 +26,10 @@ def architecture_of(model: GGUFModel) -> Architecture:
     found = ARCHITECTURES.get(model.prefix)
     if found is not None:
         return found
-    if model.prefix == PROJECTOR:
+    if model.is_mmproj:
         raise ValueError(
             f"{model.path} holds the encoder of images or audio of a model (mmproj), and no language model; give the "
-            "model's own file, which lies beside it: it is read without the encoder"
+            "model's own file, which lies beside it, as the model, and this one as mmproj"
         )
     match = nearest_name(model.prefix, ARCHITECTURES)
     nearest = f" (the nearest is {match!r})" if match else ""
@@ -41,5 +41,5 @@ def architecture_of(model: GGUFModel) -> Architecture:
 
 def names_of(model: GGUFModel) -> ArchitectureNames:
     """Returns the names of the tensors of a model's files."""
-    names = architecture_of(model).names
+    names = projector_of(model).names if model.is_mmproj else architecture_of(model).names
     return names if isinstance(names, ArchitectureNames) else names(model)

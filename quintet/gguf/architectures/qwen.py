@@ -5,12 +5,39 @@ from collections.abc import Mapping
 from quintet.gguf.architectures.architecture import Architecture, Entries, experts, query_bias
 from quintet.gguf.architectures.rope import rope
 from quintet.gguf.architectures.tables import EXPERTS, LATER_NORM, LLAMA, MIXTURE
+from quintet.gguf.cursor import Array
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ArchitectureNames, Computed, Joined
 
 
 def _qwen2(model: GGUFModel) -> Entries:
     return {"rope_parameters": rope(model), "use_sliding_window": False}
+
+
+def _sections(model: GGUFModel) -> Entries:
+    """Rotary entries of a model with three positions of a token: how many frequencies each of them turns."""
+    value = model.metadata.get(f"{model.prefix}.rope.dimension_sections")
+    sections = list(value)[:3] if isinstance(value, Array) and not value.of_strings else []
+    if len(sections) != 3:
+        raise ValueError(f"{model.path}: {model.prefix}.rope.dimension_sections is not three numbers; fetch it again")
+    return {"mrope_section": sections}
+
+
+def _qwen2_vl(model: GGUFModel) -> Entries:
+    entries, sections = _qwen2(model), _sections(model)
+    if sum(sections["mrope_section"]) != model.rotary_dim // 2:
+        raise ValueError(
+            f"{model.path}: rope.dimension_sections are not of {model.rotary_dim // 2} frequencies together"
+        )
+    return entries | {"rope_parameters": entries["rope_parameters"] | sections}
+
+
+def _qwen3_vl(model: GGUFModel) -> Entries:
+    return _qwen3(model) | _qwen2_vl(model)
+
+
+def _qwen3_vl_moe(model: GGUFModel) -> Entries:
+    return _qwen3_moe(model) | _qwen2_vl(model)
 
 
 def _qwen3(model: GGUFModel) -> Entries:
@@ -43,7 +70,8 @@ def _qwen35(model: GGUFModel) -> Entries:
     """Delta nets, and gated attention in each so-many-th layer."""
     values = model.required_number("ssm.time_step_rank")
     return {
-        "rope_parameters": rope(model, partial=True),
+        "rope_parameters": rope(model, partial=True)
+        | (_sections(model) if f"{model.prefix}.rope.dimension_sections" in model.metadata else {}),
         "layer_types": _delta_layers(model),
         "attention_bias": False,
         "linear_num_key_heads": model.required_number("ssm.group_count"),
@@ -113,6 +141,7 @@ _QWEN3_NEXT_JOINED = ArchitectureNames(
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture("qwen2", MIXTURE, _qwen2),
+    "qwen2vl": Architecture("qwen2_vl_text", MIXTURE, _qwen2_vl),
     "qwen2moe": Architecture("qwen2_moe", MIXTURE, _qwen2_moe),
     "qwen3": Architecture("qwen3", MIXTURE, _qwen3),
     "qwen3next": Architecture(
@@ -120,6 +149,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         lambda model: _QWEN3_NEXT_JOINED if _is_joined(model) else _QWEN3_NEXT,
         _qwen35_moe,
     ),
+    "qwen3vl": Architecture("qwen3_vl_text", MIXTURE, _qwen3_vl),
+    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", MIXTURE, _qwen3_vl_moe),
     "qwen3moe": Architecture("qwen3_moe", MIXTURE, _qwen3_moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, _qwen35),
     "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, _qwen35_moe),

@@ -84,3 +84,17 @@ def is_array(value: Any) -> bool:
     """True for numbers, in arrays, tensors or lists: not for a list of objects, such as the times of a video."""
     plain = (int, float, list)
     return not isinstance(value, list) or not value or isinstance(value[0], plain) or hasattr(value[0], "shape")
+
+
+def with_own_parts(processor: Any) -> Any:
+    """Returns transformers' class of a processor, for parts that need no torchvision, or are missing."""
+
+    class WithParts(processor):
+        """The same, for parts that were loaded here."""
+
+        def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
+            unusual = part is None or name in (ATTRIBUTES[VIDEO], ATTRIBUTES[IMAGE])
+            return type(part) if unusual else super().check_argument_for_proper_class(name, part)
+
+    WithParts.__name__ = processor.__name__
+    return WithParts
