@@ -46,7 +46,7 @@ def test_a_fault_is_caught_by_what_fails_with_it_alone(tmp_path: Path) -> None:
     for name, text in {**texts, "test_looks.py": looks}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     trials, bench = (
-        Trials(tmp_path / "journal", 100, Killers(tmp_path / "killers")),
+        Trials(tmp_path / "journal", 10_000, Killers(tmp_path / "killers")),
         Bench(tmp_path / "bench", tmp_path),
     )
     caught = trials.tried(fault, [*texts, "test_looks.py"], bench)
@@ -74,7 +74,7 @@ class CutOff:
 def test_pytest_that_ends_before_a_test_has_begun_counts_if_it_happens_again(
     times: int, status: str, tmp_path: Path
 ) -> None:
-    trials = Trials(tmp_path / "journal", 100, Killers(tmp_path / "killers"))
+    trials = Trials(tmp_path / "journal", 10_000, Killers(tmp_path / "killers"))
     fault = Fault("a.py", 1, "x", "0 -> 1", "engine", "a", "a.py", 0)
     assert trials.tried(fault, ["test_a.py"], CutOff(times)).status == status  # type: ignore[arg-type]
 
