@@ -253,9 +253,7 @@ def _text(token: str, index: int) -> str:
     return token
 
 
-def _name_unused(
-    tokens: list[str], kinds: list[int], scores: list[float], special_ids: Mapping[str, int]
-) -> None:
+def _name_unused(tokens: list[str], kinds: list[int], scores: list[float], special_ids: Mapping[str, int]) -> None:
     """Names the unused tokens of a unigram model, in place: <mask>, which llama.cpp's converter leaves out of
     XLM-RoBERTa's vocabulary, and texts with a space, which no word has. They have no score of their own."""
     normal = (score for score, kind in zip(scores, kinds, strict=True) if kind == TokenKind.NORMAL)
