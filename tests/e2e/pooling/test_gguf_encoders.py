@@ -62,6 +62,13 @@ def test_a_reranker_scores_pairs_as_transformers() -> None:
     assert score.outputs.score == pair.outputs.probs[0]
 
 
+def test_classes_have_the_names_of_the_file() -> None:
+    file = read(FOLDER / "xlm-roberta-reranker.gguf")
+    assert config(GGUFModel([file]))["id2label"] == {0: "LABEL_0"}
+    unnamed = {key: value for key, value in file.metadata.items() if not key.endswith("output_labels")}
+    assert config(GGUFModel([dataclasses.replace(file, metadata=unnamed)]))["num_labels"] == 1
+
+
 def test_a_classifier_is_refused() -> None:
     """One that is a single matrix: the pooler before it is not in the file."""
     file = read(FOLDER / "bert.gguf")
