@@ -36,11 +36,11 @@ def backend(vocabulary: Vocabulary) -> "Tokenizer":
 
 
 def build(vocabulary: Vocabulary) -> "tuple[Tokenizer, BPEModel | None]":
-    """Returns the tokenizer, and what its BPE model was made of; None for WordPiece. ValueError as backend()."""
+    """Returns the tokenizer, and what its BPE model was made of; None for other models. ValueError as backend()."""
     model: BPEModel | None = None
     try:
-        if vocabulary.model == "bert":
-            made = _wordpiece(vocabulary)
+        if vocabulary.model in ("bert", "t5"):
+            made = (_wordpiece if vocabulary.model == "bert" else _unigram)(vocabulary)
         else:
             made, model = (_spm if vocabulary.model == "llama" else _bpe)(vocabulary)
     except ValueError:
@@ -169,6 +169,24 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
     return made
 
 
+def _unigram(vocabulary: Vocabulary) -> "Tokenizer":
+    """Builds XLM-RoBERTa's tokenizer: words between spaces, each with one before it. What the file states of spaces
+    (add_space_prefix, remove_extra_whitespaces) is not used: some converted files have there what transformers does
+    with spaces in decoding."""
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import Unigram
+
+    if "unknown" not in vocabulary.special_ids:
+        raise ValueError("its unigram vocabulary names no unknown token; convert the model anew")
+    scored = list(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    made = Tokenizer(Unigram(scored, unk_id=vocabulary.special_ids["unknown"], byte_fallback=False))
+    if vocabulary.charsmap:
+        made.normalizer = normalizers.Precompiled(vocabulary.charsmap)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE)])
+    made.decoder = decoders.Metaspace(SPACE)
+    return made
+
+
 def _vocab_txt_token(token: str, kind: int) -> str:
     """Returns the token as vocab.txt has it."""
     if kind not in (TokenKind.NORMAL, TokenKind.UNUSED) or (
@@ -183,10 +201,11 @@ def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:
     from tokenizers import AddedToken
 
     control, own = [], []
-    for token, kind in vocabulary.pairs:
+    mask = vocabulary.special_ids.get("mask") if vocabulary.model == "t5" else None
+    for number, (token, kind) in enumerate(vocabulary.pairs):
         if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN):
             kept = not vocabulary.strips or token in ("<unk>", "<s>", "<|endoftext|>")
-            control.append(AddedToken(token, special=True, normalized=False, rstrip=not kept))
+            control.append(AddedToken(token, special=True, normalized=False, lstrip=number == mask, rstrip=not kept))
         elif kind == TokenKind.USER_DEFINED:
             own.append(AddedToken(token, normalized=False, rstrip=vocabulary.strips))
     made.add_special_tokens(control)
@@ -194,7 +213,7 @@ def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:
 
 
 def _frame(made: "Tokenizer", vocabulary: Vocabulary) -> None:
-    """Adds the special tokens before and behind a text."""
+    """Adds the special tokens before and behind a text, and between two."""
     from tokenizers.processors import TemplateProcessing
 
     ends = "seperator" if vocabulary.model == "bert" else "eos"
@@ -202,8 +221,13 @@ def _frame(made: "Tokenizer", vocabulary: Vocabulary) -> None:
     behind = [ends] if vocabulary.add_eos else []
     if not before + behind:
         return
-    special = [(f"<{name}>", vocabulary.special_ids[name]) for name in before + behind]
+    first = [*(f"<{name}>:0" for name in before), "$A:0", *(f"<{name}>:0" for name in behind)]
+    second, between = 0, [f"<{ends}>:0"]  # RoBERTa's
+    if vocabulary.model == "bert":
+        second, between = 1, []
+    pair = [*first, *between, f"$B:{second}", *(f"<{name}>:{second}" for name in behind)]
     made.post_processor = TemplateProcessing(
-        single=[*(f"<{name}>:0" for name in before), "$A:0", *(f"<{name}>:0" for name in behind)],
-        special_tokens=special,
+        single=first,
+        pair=pair if behind else None,
+        special_tokens=[(f"<{name}>", vocabulary.special_ids[name]) for name in before + behind],
     )

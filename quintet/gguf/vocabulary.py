@@ -11,9 +11,8 @@ from quintet.gguf.cursor import Array, format_name
 from quintet.gguf.pretokenizers import WORDS
 
 MAX_TOKENS = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
-READ = ("llama", "gpt2", "gemma4", "bert")
+READ = ("llama", "gpt2", "gemma4", "bert", "t5")
 REFUSED = {
-    "t5": "a unigram model (T5's)",
     "rwkv": "RWKV's own",
     "plamo2": "PLaMo 2's own",
     "hybriddna": "one of DNA",
@@ -36,6 +35,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"bos": 11},
     "gemma4": {},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 # Tokens that end an answer, by their text: many files name one of several.
 ENDS = frozenset(
@@ -77,7 +77,7 @@ class Vocabulary:
     pre: str  # a key of WORDS; of a byte-level model
     tokens: Sequence[str]  # by their ids
     kinds: Sequence[int]  # of Kind
-    scores: Sequence[float]  # of an SPM model: the pair that makes the highest is merged first
+    scores: Sequence[float]  # of an SPM model: the pair that makes the highest is merged first; of a unigram model
     merges: Sequence[tuple[str, str]]  # of a byte-level model: the first first
     special_ids: Mapping[str, int]  # of NAMED -> id
     end_ids: tuple[int, ...]  # ids that end an answer, in their order
@@ -87,6 +87,7 @@ class Vocabulary:
     lowercase: bool  # of a WordPiece model
     strip_accents: bool
     strips: bool  # control tokens take the spaces behind them
+    charsmap: bytes  # of a unigram model: SentencePiece's compiled rules of normalization; empty: none
 
     @property
     def pairs(self) -> Iterator[tuple[str, int]]:
@@ -107,10 +108,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     plain = {"</s>"} if model == "gpt2" and stated else set()  # HTML's tag, where it is no EOS
     plain -= {tokens[named["eos"]]} if "eos" in named else set()
     kinds = _corrected(tokens, kinds, ends, plain)
-    spm, wordpiece = model == "llama", model == "bert"
+    spm, wordpiece, unigram = (model == each for each in ("llama", "bert", "t5"))
+    scores = (tokenizer.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm or unigram else []
+    if unigram:
+        _name_unused(tokens, kinds, scores, named)
     lowercase = tokenizer.flag("normalizer.lowercase", True)
-    bos = pre == "gemma4" or tokenizer.flag("add_bos_token", spm or wordpiece or (not spm and WORDS[pre].bos))
-    eos = tokenizer.flag("add_eos_token", False)
+    bos = pre == "gemma4" or tokenizer.flag("add_bos_token", not unigram and (spm or wordpiece or WORDS[pre].bos))
+    eos = tokenizer.flag("add_eos_token", unigram)
     if wordpiece:
         bos, eos = True, True
     for flag, name in ((bos, "bos"), (eos, "seperator" if wordpiece else "eos")):
@@ -121,8 +125,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         pre=pre,
         tokens=tokens,
         kinds=kinds,
-        scores=(tokenizer.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm else (),
-        merges=() if spm or wordpiece else _merges(tokenizer),
+        scores=scores,
+        merges=() if spm or wordpiece or unigram else _merges(tokenizer),
         special_ids=named,
         end_ids=ends,
         add_bos=bos,
@@ -131,6 +135,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         lowercase=lowercase,
         strip_accents=tokenizer.flag("normalizer.strip_accents", lowercase),
         strips=any(each in str(metadata.get("general.name", "")).lower() for each in ("phi-3", "phi3")),
+        charsmap=_charsmap(tokenizer) if unigram else b"",
     )
 
 
@@ -211,7 +216,7 @@ def _model(tokenizer: _TokenizerMetadata) -> str:
 
 
 def _pre(tokenizer: _TokenizerMetadata, model: str) -> str:
-    if model in ("llama", "bert"):
+    if model in ("llama", "bert", "t5"):
         return "default"
     pre = "gemma4" if model == "gemma4" else tokenizer.get("pre") or "default"
     if pre not in WORDS:
@@ -246,6 +251,32 @@ def _text(token: str, index: int) -> str:
     except UnicodeEncodeError:
         return f"[BYTES_{index}]"
     return token
+
+
+def _name_unused(tokens: list[str], kinds: list[int], scores: list[float], special_ids: Mapping[str, int]) -> None:
+    """Names the unused tokens of a unigram model, in place: <mask>, which llama.cpp's converter leaves out of
+    XLM-RoBERTa's vocabulary, and texts with a space, which no word has. They have no score of their own."""
+    normal = (score for score, kind in zip(scores, kinds, strict=True) if kind == TokenKind.NORMAL)
+    lowest, mask = min(normal, default=0.0), special_ids.get("mask")
+    for number, kind in enumerate(kinds):
+        if kind != TokenKind.UNUSED or scores[number] >= lowest:
+            continue
+        scores[number] = lowest  # an unknown letter's score is below the lowest of all
+        if number == mask and "<mask>" not in tokens:
+            tokens[number], kinds[number] = "<mask>", TokenKind.CONTROL
+        else:
+            tokens[number] = f"[UNUSED {number}]"
+
+
+def _charsmap(tokenizer: _TokenizerMetadata) -> bytes:
+    """Returns the rules of normalization. ValueError where their table is longer than all of them."""
+    found = tokenizer.items("precompiled_charsmap") or []
+    if not all(type(each) is int and -128 <= each < 256 for each in found):
+        raise ValueError(f"tokenizer.ggml.precompiled_charsmap holds what is no byte; {_REMEDY}")
+    rules = bytes(each & 255 for each in found)
+    if rules and (len(rules) < 4 or int.from_bytes(rules[:4], "little") + 4 >= len(rules)):
+        raise ValueError(f"tokenizer.ggml.precompiled_charsmap, {len(rules)} bytes, is cut off; {_REMEDY}")
+    return rules
 
 
 def _merges(tokenizer: _TokenizerMetadata) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _OTHERS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".md")  # weights, and what is written of them
-GGUF_FORMAT = 3  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
+GGUF_FORMAT = 4  # of readings made of GGUF files: raised with any change of how a vocabulary becomes a tokenizer
 _LONG = 2000  # characters or token ids; below, handing them to another thread costs more than they do
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

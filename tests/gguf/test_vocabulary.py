@@ -28,8 +28,7 @@ def _said(entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ("entries", "says"),
     [
         ({}, "it has no tokenizer (tokenizer.ggml.model)"),
-        ({"model": "t5"}, "of the kind 't5' (a unigram model (T5's)), and quintet reads llama, gpt2, gemma4, bert"),
-        ({"model": "rwkv"}, "of the kind 'rwkv' (RWKV's own)"),
+        ({"model": "rwkv"}, "of the kind 'rwkv' (RWKV's own), and quintet reads llama, gpt2, gemma4, bert, t5"),
         ({"model": "plamo2"}, "of the kind 'plamo2' (PLaMo 2's own)"),
         ({"model": 5}, "of the kind '5' (unknown)"),
         ({**BPE, "pre": "qwen-2"}, "'qwen-2', is not a known pre-tokenizer (the nearest is 'qwen2')"),

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 
 from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, SIZES, Architecture, Entries
 from quintet.gguf.architectures.rope import rope
+from quintet.gguf.cursor import Array
 from quintet.gguf.model import GGUFModel
-from quintet.gguf.names import FUSED, ArchitectureNames
+from quintet.gguf.names import FUSED, ArchitectureNames, Computed
 
 POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}  # pooling_type, as llama.cpp counts them; 0 and none: of tokens
 
 
-def _encoder(model: GGUFModel, name: str) -> Entries:
+def _encoder(model: GGUFModel, name: str, reads_head: bool = False) -> Entries:
     """The class of the trunk, segments, and how a text's states become one embedding."""
-    if model.has("cls.weight") or model.has("cls.output.weight"):
+    if not reads_head and (model.has("cls.weight") or model.has("cls.output.weight")):
         raise ValueError(f"{model.path} has a classifier behind the encoder, which quintet does not read from GGUF")
     segments = model.shape("token_types.weight")[0] if model.has("token_types.weight") else 0
     pooling = POOLING.get(model.get("pooling_type", 0))
@@ -21,8 +22,15 @@ def _encoder(model: GGUFModel, name: str) -> Entries:
 
 
 def _bert(model: GGUFModel) -> Entries:
-    """Also RoBERTa: its files have the positions from the first token's on."""
-    return {**_encoder(model, "BertModel"), "hidden_act": "gelu"}
+    """Also RoBERTa and XLM-RoBERTa: their files have the positions from the first token's on, and their classifiers
+    are two matrices. BERT's is one behind the pooler, which files lack."""
+    if not (model.has("cls.weight") and model.has("cls.output.weight")):
+        return {**_encoder(model, "BertModel"), "hidden_act": "gelu"}
+    labels = model.get("classifier.output_labels")
+    count = model.shape("cls.output.weight")[0]
+    named = list(labels) if isinstance(labels, Array) and labels.of_strings and len(labels) == count else None
+    entries = {"id2label": dict(enumerate(named))} if named else {"num_labels": count}
+    return {**_encoder(model, "BertForSequenceClassification", reads_head=True), "hidden_act": "gelu", **entries}
 
 
 def _nomic_bert(model: GGUFModel) -> Entries:
@@ -86,7 +94,11 @@ _BLOCKS = {
     "attn_output": "attention.o_proj", "attn_output_norm": "attention_norm", "ffn_up": "mlp.up_proj",
 "ffn_down": "mlp.down_proj", "layer_output_norm": "norm",
 }  # fmt: skip
-_NAMES = ArchitectureNames(_BLOCKS, _ENDS, "layers")
+_CLASSIFIER = {  # matrices of any type, in floats
+    f"/classifier.{module}.{part}": Computed("same", (f"{name}.{part}",))
+    for name, module in (("cls", "dense"), ("cls.output", "out_proj")) for part in ("weight", "bias")
+}  # fmt: skip
+_NAMES = ArchitectureNames(_BLOCKS, _ENDS, "layers", computed=_CLASSIFIER)
 _GATED = {**_BLOCKS, "ffn_gate": "mlp.gate_proj"}
 _JINA = {
     **_GATED, "attn_q_norm": "attention.over_q", "attn_k_norm": "attention.over_k", "attn_norm_2": "between",

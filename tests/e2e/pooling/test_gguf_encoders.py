@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from quintet import LLM, PoolingParams
 from quintet.gguf.config import config
@@ -15,10 +16,11 @@ from quintet.gguf.model import GGUFModel
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
 STORED = load_file(FOLDER / "logits.safetensors")
 IDS = STORED["ids"].tolist()
+XLM_ROBERTA = Tokenizer.from_file(str(FOLDER / "tokenizers" / "xlm-roberta.json"))  # saved by transformers
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"]
+    "name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta", "xlm-roberta"]
 )
 def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -> None:
     wanted = STORED[f"{name}.transformers"].numpy()
@@ -31,12 +33,45 @@ def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -
         (states,) = llm.encode([IDS], params, use_tqdm=False)
         (pooled,) = llm.embed([IDS], use_tqdm=False)
     np.testing.assert_allclose(states.outputs.data, wanted, atol=2e-3 * float(wanted.std()))
-    mean = wanted.mean(0) / np.linalg.norm(wanted.mean(0))
-    np.testing.assert_allclose(pooled.outputs.embedding, mean, atol=1e-4)
+    vector = wanted[0] if name == "xlm-roberta" else wanted.mean(0)
+    np.testing.assert_allclose(pooled.outputs.embedding, vector / np.linalg.norm(vector), atol=1e-4)
+
+
+@pytest.mark.parametrize("pooler", [None, {"pooling_type": "MEAN"}])
+def test_texts_have_the_tokens_of_the_files_own_vocabulary(pooler: dict[str, str] | None) -> None:
+    """XLM-RoBERTa's, pooled by the first token as BGE-M3, and by the mean as E5."""
+    text = "\uff28ello  w\u00f6rld \u4f60"
+    settings = {"device": "cpu", "dtype": "float32", "pooler_config": pooler}
+    with LLM(FOLDER / "xlm-roberta.gguf", use_tqdm=False, **settings) as llm:
+        of_text, of_ids = llm.embed([text, XLM_ROBERTA.encode(text).ids], use_tqdm=False)
+        (states,) = llm.encode([text], PoolingParams(task="token_embed", normalize=False), use_tqdm=False)
+    assert of_text.outputs.embedding == of_ids.outputs.embedding
+    vector = states.outputs.data.mean(0) if pooler else states.outputs.data[0]
+    np.testing.assert_allclose(of_text.outputs.embedding, vector / np.linalg.norm(vector), atol=1e-6)
+
+
+def test_a_reranker_scores_pairs_as_transformers() -> None:
+    """Its classifier is two matrices, in the file's type."""
+    settings = {"device": "cpu", "dtype": "float32", "activation_bits": 16}
+    plain = PoolingParams(task="classify", use_activation=False)
+    with LLM(FOLDER / "xlm-roberta-reranker.gguf", use_tqdm=False, **settings) as llm:
+        (logit,) = llm.encode([IDS], plain, use_tqdm=False)
+        (score,) = llm.score("Hello world", "two lines", use_tqdm=False)
+        (pair,) = llm.classify([XLM_ROBERTA.encode("Hello world", "two lines").ids], use_tqdm=False)
+    np.testing.assert_allclose(logit.outputs.data, STORED["xlm-roberta-reranker.transformers"][0], atol=2e-3)
+    assert score.outputs.score == pair.outputs.probs[0]
+
+
+def test_classes_have_the_names_of_the_file() -> None:
+    file = read(FOLDER / "xlm-roberta-reranker.gguf")
+    assert config(GGUFModel([file]))["id2label"] == {0: "LABEL_0"}
+    unnamed = {key: value for key, value in file.metadata.items() if not key.endswith("output_labels")}
+    assert config(GGUFModel([dataclasses.replace(file, metadata=unnamed)]))["num_labels"] == 1
 
 
 def test_a_classifier_is_refused() -> None:
+    """One that is a single matrix: the pooler before it is not in the file."""
     file = read(FOLDER / "bert.gguf")
-    heads = {**file.tensors, "cls.weight": file.tensors["token_embd.weight"]}
+    heads = {**file.tensors, "cls.output.weight": file.tensors["token_embd.weight"]}
     with pytest.raises(ValueError, match="has a classifier behind the encoder, which quintet does not read"):
         config(GGUFModel([dataclasses.replace(file, tensors=heads)]))

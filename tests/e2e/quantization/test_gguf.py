@@ -28,7 +28,10 @@ from tests.helpers.checkpoints.gguf import Row, header, joined
 from tests.helpers.platforms.run_model import Runner
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
-ENCODERS = ("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta")
+ENCODERS = (
+    *("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"),
+    *("xlm-roberta", "xlm-roberta-reranker"),
+)
 NAMES = sorted({path.stem for path in FOLDER.glob("*.gguf")} - set(ENCODERS))
 LOGITS = load_file(FOLDER / "logits.safetensors")
 IDS = LOGITS["ids"].tolist()
