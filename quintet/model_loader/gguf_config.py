@@ -35,7 +35,7 @@ def resolve_mmproj(config: EngineConfig, model: Path) -> tuple[EngineConfig, lis
     """Returns the settings with the file of the encoder, and a line about it: one that was given must fit the model,
     one that was found is passed over if it does not."""
     if config.mmproj is not None and not (model.is_file() and is_gguf(model)):
-        raise ValueError(f"mmproj={config.mmproj!r} is for GGUF models, and {model} holds its encoder itself; leave it "
+        raise ValueError(f"mmproj={config.mmproj!r} is for GGUF models, and {model} is no GGUF file; leave it "
                          "out")  # fmt: skip
     if not wants_images(config):
         return config.replace(mmproj=None), []

@@ -198,7 +198,7 @@ def test_pull_downloads_what_the_name_means(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert cli.main(["pull", "a/b:Q8_0"]) == 0
-    assert asked == [["m-Q8_0.gguf"]]
+    assert asked == [["m-Q8_0.gguf", "mmproj-F16.gguf"]]
     assert capsys.readouterr().out.startswith("a/b:Q8_0: 9 B in ")
     assert cli.main(["pull", "bundled"]) == 0
     assert "bundled is on this machine" in capsys.readouterr().out
