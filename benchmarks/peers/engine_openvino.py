@@ -19,27 +19,29 @@ NOBODY = 2  # a token to end with, since the pipeline wants one; ignore_eos keep
 class OpenVINO:
     """The pipeline that LLMPipeline itself runs on; taken directly, since that one streams no batches.
 
-    Activations are quantized as OpenVINO does by default; keys and values are bfloat16 beside bfloat16 weights, and
-    of 8 bits, its default, beside compressed ones.
+    Activations are quantized as OpenVINO does by default; keys and values are of 8 bits, its default, beside compressed
+    weights, and beside bfloat16 weights as it computes: float32 where the processor has no products in bfloat16.
     """
 
     def __init__(self, job: Job) -> None:
         settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY"}
-        settings["KV_CACHE_PRECISION"] = "bf16" if job.variant == "bf16" else "u8"
+        precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
+        floats = ("bf16", 2) if precision == openvino.Type.bf16 else ("f32", 4)
+        settings["KV_CACHE_PRECISION"], element_bytes = floats if job.variant == "bf16" else ("u8", 1)
+        cache_gb = CACHE_GB * max(1, element_bytes // 2)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
-        scheduler.cache_size = CACHE_GB
+        scheduler.cache_size = cache_gb
         scheduler.max_num_batched_tokens = 2048
         scheduler.max_num_seqs = SEQUENCES
         folder = job.converted()
         self._pipe = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", settings)
         self._made = 0
-        precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
         self.facts = {
             "versions": {"openvino-genai": openvino_genai.__version__, "openvino": openvino.__version__},
-            "settings": {**settings, "INFERENCE_PRECISION_HINT": str(precision), "cache_gb": CACHE_GB},
+            "settings": {**settings, "INFERENCE_PRECISION_HINT": str(precision), "cache_gb": cache_gb},
             "weight_bytes": (folder / f"{IR}.bin").stat().st_size,  # a tied head is one constant with the embedding
-            "kv_element_bytes": 2 if job.variant == "bf16" else 1,
+            "kv_element_bytes": element_bytes,
         }
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, emit: Emit) -> None:
