@@ -64,7 +64,7 @@ from benchmarks.peers.figures import (  # noqa: E402
     summary,
     table,
 )
-from benchmarks.peers.protocol import Job  # noqa: E402
+from benchmarks.peers.protocol import FILE, Job  # noqa: E402
 
 # What is compared with what, in the formats that each recommends. llama.cpp computes prompts faster in BF16 and single
 # tokens in F16; Q4_0 is what it repacks for wide registers, and Q4_K_M is what most files are. OpenVINO's and vLLM's
@@ -111,6 +111,7 @@ SETTINGS["forms"] = {
         *("vllm:gptq", "vllm:w8a8", "llama.cpp:Q8_0", "llama.cpp:Q4_0", "llama.cpp:Q4_K_M"),
     ]
 }
+SETTINGS[FILE] = {"llama.cpp": [FILE], "quintet": [FILE]}
 PEERS = (BEFORE, "transformers", "llama.cpp", "openvino", "vllm")
 READ_BYTES = 256 << 20  # far above the caches
 READ_SECONDS = 0.3
@@ -135,7 +136,7 @@ class Wait:
 class Bench:
     """One run of this script: where it runs, and what it has found so far."""
 
-    folder: Path  # the checkpoint
+    folder: Path  # the checkpoint, or a GGUF file
     work: Path
     threads: int
     pairs: int
@@ -161,12 +162,21 @@ class Bench:
         return float(_cpu.read_bandwidth(READ_BYTES, self.threads, READ_SECONDS))
 
     def traffic(self) -> dict[str, Traffic]:
-        config = json.loads((self.folder / "config.json").read_text())
-        experts, chosen = experts_share(self.folder), chosen_share(config)
+        config = read_config(self.folder)
+        experts, chosen = experts_share(self.folder) if chosen_share(config) < 1 else 0.0, chosen_share(config)
         return {
             label: Traffic(facts["weight_bytes"], kv_token_bytes(config, facts["kv_element_bytes"]), experts, chosen)
             for label, facts in self.facts.items()
         }
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    if checkpoint.is_dir():
+        return dict(json.loads((checkpoint / "config.json").read_text()))
+    from quintet.gguf.config import config
+    from quintet.model_loader.gguf_weights import model_of
+
+    return dict(config(model_of(checkpoint)))
 
 
 def experts_share(folder: Path) -> float:
@@ -345,12 +355,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = [run.name for run in (*RUNS, *BRIEF, STARTUP)]
     usual = [run.name for run in (*RUNS, STARTUP) if run.name != "context-2048"]  # it takes a third of the time of all
-    parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a bfloat16 checkpoint's folder")
+    models = f"{', '.join(SHAPES)}, a bfloat16 checkpoint's folder, or a GGUF file"
+    parser.add_argument("--model", default="qwen3-0.6b", help=models)
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for converted checkpoints and logs; it is kept"
     )
     parser.add_argument("--peer", type=peer, action="append", default=[], metavar="NAME=PYTHON", dest="peers")
-    parser.add_argument("--bits", nargs="*", choices=list(SETTINGS), default=["bf16", "int8", "int4"])
+    parser.add_argument("--bits", nargs="*", choices=list(SETTINGS), help="bf16 int8 int4, or file for a GGUF file")
     parser.add_argument("--only", nargs="*", choices=every, default=usual, help=f"{' '.join(usual)} by default")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -363,6 +374,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="benchmarks/results/compare-MODEL.json by default")
     args = parser.parse_args()
     folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model).resolve()
+    compared = args.bits or ([FILE] if folder.is_file() else ["bf16", "int8", "int4"])
     args.work.mkdir(parents=True, exist_ok=True)
     peers = dict(args.peers)
     own = [OURS, "transformers"] if args.transformers and list(peers) != [BEFORE] else [OURS]
@@ -370,12 +382,12 @@ def main() -> None:
     bench = Bench(folder, args.work.resolve(), args.threads, args.pairs, interpreters)
     host = machine()  # its load is that of before
     try:
-        for bits in args.bits:
+        for bits in compared:
             compare(bench, bits, args.only)
     except KeyboardInterrupt:
         print("interrupted: what was measured so far follows", file=sys.stderr)
-    results = report(bench, args.bits, host)
-    tell(bench, args.bits, results)
+    results = report(bench, compared, host)
+    tell(bench, compared, results)
     out = args.out or ROOT / "benchmarks" / "results" / f"compare-{folder.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=2) + "\n")

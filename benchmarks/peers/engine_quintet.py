@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import quintet
-from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
+from benchmarks.peers.protocol import FILE, MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
 from quintet.engine.executor.worker import Worker
 from quintet.interface.types import MaxShape, ShapeBucket
@@ -23,7 +23,7 @@ class Quintet:
         scheme, _, activations = scheme.partition("-a")
         file = published(job)
         settings: dict[str, Any] = {
-            "dtype": "bfloat16",
+            "dtype": "auto" if job.variant == FILE else "bfloat16",
             "device": "cpu",
             "quantization": None if scheme == "bf16" or file else scheme,
             "quantization_group_size": int(group) if group else None,
@@ -59,11 +59,11 @@ def _read_bytes(worker: Worker) -> int:
 
 
 def published(job: Job) -> Path | None:
-    """The file of "PEER:FORMAT", or of blocks of FP8; None where the checkpoint in floats is meant."""
+    """The file of "PEER:FORMAT", of blocks of FP8, or the GGUF file; None where the checkpoint in floats is meant."""
     peer, _, kind = job.variant.partition(":")
     if kind:
         return replace(job, engine=peer, variant=kind).converted(".gguf" if peer == "llama.cpp" else "")
-    return job.converted() if job.variant == "fp8-blocks" else None
+    return job.converted() if job.variant in ("fp8-blocks", FILE) else None
 
 
 def convert(job: Job) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 MAX_LEN = 2304  # tokens of the longest request: 2,048 of prompt, the rest for what follows
 MAX_TOKENS = 4096  # of all requests of one run together
 SEQUENCES = 16  # requests of the largest run
+FILE = "file"  # variant of a checkpoint that is a GGUF file, which each engine reads as it is
 
 Emit = Callable[[int, int], None]  # (request, token), called as soon as the engine's user could see the token
 
@@ -20,12 +21,14 @@ class Job:
     engine: str  # a key of ENGINES in worker.py
     bits: str  # what it is compared within: "bf16", "int8" or "int4"
     variant: str  # the engine's own name of the format
-    checkpoint: str  # folder of the bfloat16 checkpoint
+    checkpoint: str  # folder of the bfloat16 checkpoint, or a GGUF file
     work: str  # folder of what was converted from it
     threads: int
 
     def converted(self, suffix: str = "") -> Path:
         """Returns the path of the checkpoint in this engine's format."""
+        if self.variant == FILE:
+            return Path(self.checkpoint)
         return Path(self.work) / f"{Path(self.checkpoint).name}-{self.engine}-{self.variant}{suffix}"
 
 
