@@ -82,6 +82,7 @@ int linear_failures() {
             }
             for (const long tokens : {2L, 3L, 9L, 20L}) product_is_exact(type, tokens, 2051, 65);  // several stretches of a block
         }
+        if (cpu::chosen_isa() == cpu::Isa::avx2) product_is_exact(cpu::kLinearBfloat16, 258, 16640, 65);  // x in two parts
 #if defined(__x86_64__)
         if (cpu::chosen_isa() != cpu::Isa::avx512_bf16) return;
         for (const long rows : {1L, 15L, 16L, 17L, 32L, 33L, 70L}) {

@@ -11,6 +11,7 @@
 namespace quintet::cpu {
 
 constexpr long kLinearColumns = 64;  // outputs in a block; four vectors of AVX512: enough chains for one row alone
+constexpr long kFewWidened = 16;     // rows from which on weights become float32 once, where numbers have no product
 constexpr long kLinearRows = 256;    // at most in a panel; its sums (64 KiB) stay in a core's second cache, with the block
 
 enum LinearType { kLinearFloat32, kLinearBfloat16, kLinearFloat16, kLinearTypes };
@@ -26,10 +27,13 @@ struct LinearPanel {
     long out_stride, x_stride;  // elements from row to row
     long rows, columns, inputs; // columns: 1 to kLinearColumns
     float* sums;         // [rows, kLinearColumns], scratch
+    const float* wide = nullptr;  // [rows, inputs], x in float32 where widen() made it
+    long wide_stride = 0;
 };
 
 struct LinearKernels {
     void (*multiply[kLinearTypes])(const LinearPanel& panel);
+    void (*widen[kLinearTypes])(const void* from, float* to, long count);  // null where multiply() has no use for it
 };
 
 extern const LinearKernels kLinearBaseline;

@@ -78,6 +78,7 @@ struct OfBfloat16 {
 
 namespace quintet::cpu {
 
-const LinearKernels kLinearAvx2 = {{multiply<OfFloat32>, multiply_widened<OfBfloat16>, multiply_widened<OfFloat16>}};
+const LinearKernels kLinearAvx2 = {{multiply<OfFloat32>, multiply_widened<OfBfloat16>, multiply_widened<OfFloat16>},
+                                   {nullptr, widen<OfBfloat16>, widen<OfFloat16>}};
 
 }  // namespace quintet::cpu

@@ -5,6 +5,6 @@
 
 namespace quintet::cpu {
 
-const LinearKernels kLinearAvx512 = {{multiply<OfFloat32>, multiply<OfBfloat16>, multiply<OfFloat16>}};
+const LinearKernels kLinearAvx512 = {{multiply<OfFloat32>, multiply<OfBfloat16>, multiply<OfFloat16>}, {}};
 
 }  // namespace quintet::cpu

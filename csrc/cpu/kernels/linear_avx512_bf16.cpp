@@ -20,6 +20,6 @@ struct OfPairs {
 
 }  // namespace
 
-const LinearKernels kLinearAvx512Bf16 = {{multiply<OfFloat32>, multiply<OfPairs>, multiply<OfFloat16>}};
+const LinearKernels kLinearAvx512Bf16 = {{multiply<OfFloat32>, multiply<OfPairs>, multiply<OfFloat16>}, {}};
 
 }  // namespace quintet::cpu

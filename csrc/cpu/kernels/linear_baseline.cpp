@@ -68,6 +68,6 @@ struct OfBfloat16 {
 
 namespace quintet::cpu {
 
-const LinearKernels kLinearBaseline = {{multiply<OfFloat32>, multiply<OfBfloat16>, multiply<OfFloat16>}};
+const LinearKernels kLinearBaseline = {{multiply<OfFloat32>, multiply<OfBfloat16>, multiply<OfFloat16>}, {}};
 
 }  // namespace quintet::cpu

@@ -185,14 +185,21 @@ void multiply(const LinearPanel& panel) {
     } while (first < depth);
 }
 
+template <typename T>
+void widen(const void* from, float* to, long count) {
+    const auto* const own = static_cast<const typename T::Element*>(from);
+    long i = 0;
+    for (; i + kLanes <= count; i += kLanes) T::widen_inputs(own + i, to + i);
+    for (; i < count; ++i) to[i] = T::widened(own[i]);
+}
+
 // The same sums where there is no product of these numbers: a stretch of the block and a tile's rows become float32 once,
 // instead of in each step. The inputs follow each other as before, so that no bit changes.
 template <typename T>
 void multiply_widened(const LinearPanel& panel) {
     using E = typename T::Element;
     using Wide = typename T::Wide;
-    constexpr long kInputs = 256;       // of a stretch: 64 KiB of weights, for a core's second cache
-    constexpr long kFewWidened = 16;    // rows that are worth it
+    constexpr long kInputs = 512;       // of a stretch: 128 KiB of weights, for a core's second cache
     if (panel.rows < kFewWidened) return multiply<T>(panel);
     alignas(64) float bias[kLinearColumns] = {}, weight[kInputs * kLinearColumns], x[Wide::kRows * kInputs];
     widen_bias<T>(panel, bias);
@@ -208,15 +215,13 @@ void multiply_widened(const LinearPanel& panel) {
         const char* const next = reinterpret_cast<const char*>(from + (last - first) * kLinearColumns);
         for (long i = 0; i < tiles; ++i) {  // of nearly the same height
             const long row = panel.rows * i / tiles, end = panel.rows * (i + 1) / tiles;
-            for (long r = row; r < end; ++r) {
-                const E* const own = static_cast<const E*>(panel.x) + r * panel.x_stride;
-                float* const to = x + (r - row) * kInputs;
-                long k = first;
-                for (; k + kLanes <= last; k += kLanes) T::widen_inputs(own + k, to + k - first);
-                for (; k < last; ++k) to[k - first] = T::widened(own[k]);
+            for (long r = row; r < end && !panel.wide; ++r) {
+                const E* const own = static_cast<const E*>(panel.x) + r * panel.x_stride + first;
+                widen<T>(own, x + (r - row) * kInputs, last - first);
             }
-            tile_of<Wide, T, Wide::kRows>({panel, weight, x, kInputs, bias, first, last, panel.inputs, row, 0,
-                                           next, i, false, nullptr, 0}, end - row);
+            const float* const rows = panel.wide ? panel.wide + row * panel.wide_stride + first : x;
+            tile_of<Wide, T, Wide::kRows>({panel, weight, rows, panel.wide ? panel.wide_stride : kInputs, bias, first, last,
+                                           panel.inputs, row, 0, next, i, false, nullptr, 0}, end - row);
         }
     }
 }

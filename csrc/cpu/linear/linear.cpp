@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "common/huge_pages.h"
 #include "common/share.h"
@@ -73,8 +74,30 @@ long linear_panels(long tokens, long blocks) {
     return std::max((tokens + kLinearRows - 1) / kLinearRows, std::min(wanted, tokens / kFewest));
 }
 
-void linear(const LinearCall& call) {
+namespace {
+
+// x in float32, which all blocks of a weight then read as it is. The calling thread keeps the memory.
+struct Wide {
+    const float* rows = nullptr;
+    long stride = 0;
+
+    explicit Wide(const LinearCall& call) {
+        const auto widen = kernels().widen[call.type];
+        if (!widen || call.tokens < kFewWidened || call.outputs <= kLinearColumns) return;
+        thread_local std::vector<float> memory;
+        stride = (call.inputs + 31) / 16 * 16;  // past a power of two, at which all rows would meet in a set of the cache
+        memory.resize(std::max(memory.size(), static_cast<size_t>(call.tokens * stride)));
+        float* const to = memory.data();
+        share_out(call.tokens, linear_parts(call.tokens, call.tokens * call.inputs), [&](long t) {
+            widen(static_cast<const char*>(call.x) + t * call.x_stride * size_of(call.type), to + t * stride, call.inputs);
+        });
+        rows = to;
+    }
+};
+
+void linear_rows(const LinearCall& call) {
     const LinearType type = call.type;
+    const Wide wide(call);
     const long size = size_of(type), pair = linear_pair(type);
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
     const long bytes = (call.inputs + pair - 1) / pair * pair * kLinearColumns * size;  // of a block
@@ -89,9 +112,24 @@ void linear(const LinearCall& call) {
                   static_cast<const char*>(call.x) + row * call.x_stride * size, weight,
                   call.bias ? static_cast<const char*>(call.bias) + column * size : nullptr,
                   call.outputs, call.x_stride, end - row,
-                  std::min(kLinearColumns, call.outputs - column), call.inputs, sums});
+                  std::min(kLinearColumns, call.outputs - column), call.inputs, sums,
+                  wide.rows ? wide.rows + row * wide.stride : nullptr, wide.stride});
     };
     share_out(panels * blocks, linear_parts(panels * blocks, call.tokens * call.inputs * call.outputs), run);
+}
+
+}  // namespace
+
+void linear(const LinearCall& call) {
+    constexpr long kMost = 4L << 20;  // numbers of x that become float32 at a time: 16 MiB
+    const long most = kernels().widen[call.type] ? std::max(kLinearRows, kMost / call.inputs) : call.tokens;
+    for (long first = 0; first < call.tokens; first += most) {
+        LinearCall rows = call;
+        rows.out = static_cast<char*>(call.out) + first * call.outputs * size_of(call.type);
+        rows.x = static_cast<const char*>(call.x) + first * call.x_stride * size_of(call.type);
+        rows.tokens = std::min(most, call.tokens - first);
+        linear_rows(rows);
+    }
 }
 
 Stretch weights_of(const LinearCall& call) { return {call.weight, call.outputs * call.inputs * size_of(call.type)}; }
