@@ -23,7 +23,7 @@ from quintet.models.transformers.layers import (
     Running,
 )
 from quintet.models.transformers.tp_plan import TensorParallelPlan
-from quintet.models.transformers.trace import ForwardTrace, alike, alike_experts, alike_table
+from quintet.models.transformers.trace import ForwardTrace, alike, alike_experts, alike_table, only_looked_up
 from quintet.models.transformers.weight_names import WeightNames
 from quintet.ops.activation import KINDS
 from quintet.ops.norm import rms_norm
@@ -69,7 +69,7 @@ class Replacing:
             return self._made_head(path)
         if module is self._tokens:
             return None if self._tied and not self._shares() else self._made_table(module)
-        if isinstance(module, nn.Embedding) and id(module.weight) not in self._trace.touched:
+        if isinstance(module, nn.Embedding) and only_looked_up(module, self._trace):
             return self._made_table(module)
         if type(module) is nn.Linear and self._is_product(module):
             sizes = module.in_features, module.out_features

@@ -46,9 +46,9 @@ IDS = LOGITS["ids"].tolist()
 OFF = {"llama-q2_k": 3e-2, "gpt-oss": 4e-3, "gemma4-e2b": 4e-3}
 
 
-def runner(path: Path, keeps: bool = True) -> Runner:
+def runner(path: Path, keeps: bool = True, model_impl: str = "auto") -> Runner:
     """With matrices as the platform keeps them, or dequantized."""
-    facts, (config, backend) = PLATFORM.probe(), read_model(EngineConfig(model=str(path)), path, {})
+    facts, (config, backend) = PLATFORM.probe(), read_model(EngineConfig(str(path), model_impl=model_impl), path, {})
     assert isinstance(facts, Capabilities)
     said = getattr(config, "quantization_config", None)
     forms = QuantizationPlan(
@@ -125,6 +125,23 @@ def test_files_without_a_family_here_run_by_the_code_of_transformers(tmp_path: P
         ids = torch.tensor([output.prompt_token_ids])
         want = theirs.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
         assert output.outputs[0].token_ids == want.tolist()
+
+
+def test_tables_of_layers_stay_quantized_in_the_code_of_transformers() -> None:
+    model = runner(FOLDER / "gemma4-e2b.gguf").worker.model
+    tables = [model.get_submodule(f"model.{name}") for name in ("embed_tokens", "embed_tokens_per_layer")]
+    assert [(type(each).__name__, each.format.block_type) for each in tables] == [
+        ("HFEmbedding", "Q8_0"),
+        ("HFTable", "Q8_0"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3"])
+def test_model_impl_transformers_reads_files_too(name: str) -> None:
+    """Each tensor by the name that transformers' own checkpoints have for it."""
+    run = runner(FOLDER / f"{name}.gguf", keeps=False, model_impl="transformers")
+    want = LOGITS[f"{name}.transformers"]
+    torch.testing.assert_close(run.prompts([IDS])[0], want, rtol=0, atol=2e-4 * float(want.std()))
 
 
 def test_alone_is_batched_bit_for_bit() -> None:
