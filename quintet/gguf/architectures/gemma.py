@@ -66,8 +66,8 @@ def _gemma3n(model: GGUFModel) -> Entries:
 def _gemma4(model: GGUFModel) -> Entries:
     """Layers that see all may have other heads than windowed ones, and no values of their own: their keys' instead."""
     seen, heads = windows(model), model.per_layer("attention.head_count_kv", model.heads)
-    kinds, widths = seen["layer_types"], model.per_layer("feed_forward_length")
-    heads_of, full = dict(zip(kinds, heads, strict=True)), [i for i, kind in enumerate(kinds) if kind.startswith("full")]
+    kinds, widths = seen["layer_types"], model.per_layer("feed_forward_length", 0)
+    heads_of, full = dict(zip(kinds, heads, strict=True)), [i for i, kind in enumerate(kinds) if "full" in kind]
     entries = {
         **seen,
         "intermediate_size": widths[0],
@@ -94,12 +94,12 @@ def _gemma4(model: GGUFModel) -> Entries:
 
 
 def _proportional(model: GGUFModel) -> Entries:
-    """Rotary positions of the first features of a head, at the speeds of all: divisors that are not 1 stop the others."""
+    """Rotary positions of the first features of a head, at the speeds of all: large divisors stop the others."""
     divisors = model.floats("rope_freqs.weight", model.head_dim // 2) or [1.0] * (model.head_dim // 2)
     turned = [each for each in divisors if each == 1.0]
-    share = len(turned) / len(divisors)
     if not turned or divisors[: len(turned)] != turned or min(divisors[len(turned) :], default=STOPPED) < STOPPED:
         raise ValueError(f"{model.path}: rope_freqs.weight is not 1 first and {STOPPED:g} behind it; fetch it again")
+    share = len(turned) / len(divisors)
     theta = model.number("rope.freq_base", 1e6)
     return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
 
@@ -123,7 +123,8 @@ _PER_LAYER_ENDS = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _STREAMS = {
-    **LLAMA, **SANDWICH, **_PER_LAYER, "altup_correct_coef": "altup.correction_coefs", "altup_predict_coef": "altup.prediction_coefs",
+    **LLAMA, **SANDWICH, **_PER_LAYER,
+    "altup_correct_coef": "altup.correction_coefs", "altup_predict_coef": "altup.prediction_coefs",
     "altup_router": "altup.modality_router", "altup_router_norm": "altup.router_norm",
     "laurel_l": "laurel.linear_left", "laurel_r": "laurel.linear_right", "laurel_post_norm": "laurel.post_laurel_norm",
 }  # fmt: skip

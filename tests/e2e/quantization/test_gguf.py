@@ -26,6 +26,7 @@ from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.model_loader.gguf_tensors import GGUFEntry
 from quintet.model_loader.gguf_weights import entries
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import Tiny
 from tests.helpers.checkpoints.gguf import Row, header, joined
@@ -41,8 +42,8 @@ LOGITS = load_file(FOLDER / "logits.safetensors")
 IDS = LOGITS["ids"].tolist()
 
 
-# products with minima, whose scales have 16 bits on this platform; experts with clamped gates; many products of Q8_0 one
-# behind the other; of the others 2e-3
+# products with minima, whose scales have 16 bits on this platform; experts with clamped gates; many products of Q8_0,
+# one behind the other; of the others 2e-3
 OFF = {"llama-q2_k": 3e-2, "gpt-oss": 4e-3, "gemma4-e2b": 4e-3}
 
 
@@ -194,6 +195,42 @@ def test_interleaved_experts_keep_their_blocks(kind: str, tmp_path: Path) -> Non
     for keeps, off in ((False, 2e-5), (True, 1e-2)):
         (got,) = runner(held, keeps).prompts([IDS])
         torch.testing.assert_close(got, want, rtol=0, atol=off * float(want.std()))
+
+
+def grid_blocks(kind: str, count: int, generator: np.random.Generator) -> Any:
+    """Blocks of any content [N, bytes], with scales of an ordinary size."""
+    size = next(each.type_size for each in KINDS.values() if each.name == kind)
+    blocks = generator.integers(0, 256, (count, size), dtype=np.uint8)
+    scale = np.array([2.0 ** (-9 if kind == "IQ3_S" else -6 if "IQ1" in kind else -10)], np.float16).view(np.uint8)
+    if kind != "IQ1_M":
+        blocks[:, :2] = scale
+        return blocks
+    for place, half in enumerate((scale[0] & 15, scale[0] >> 4, scale[1] & 15, scale[1] >> 4)):
+        blocks[:, 49 + 2 * place] = blocks[:, 49 + 2 * place] & 15 | half << 4
+    return blocks
+
+
+@pytest.mark.parametrize("kind", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_grids_are_held_in_four_bits(kind: str, tmp_path: Path) -> None:
+    from gguf import GGMLQuantizationType as Kind
+    from gguf.quants import dequantize
+
+    whole, generator = read(FOLDER / "llama-q2_k.gguf"), np.random.default_rng(0)
+    blocks, floats = {}, {}
+    for name, each in whole.tensors.items():
+        if "blk." in name and len(each.shape) == 2 and each.shape[1] % 256 == 0:
+            made = grid_blocks(kind, each.shape[0] * each.shape[1] // 256, generator)
+            blocks[name] = kind, made.tobytes()
+            floats[name] = "F32", dequantize(made, Kind[kind]).astype(np.float32).tobytes()
+    held, plain = (
+        with_tensors("llama-q2_k", tmp_path / f"{name}.gguf", each) for name, each in (("b", blocks), ("f", floats))
+    )
+    (want,) = runner(plain, keeps=False).prompts([IDS])
+    for keeps, off in ((False, 2e-5), (True, 2e-2)):
+        run = runner(held, keeps)
+        formats = {each.weight.format.kind for each in declared_weights(run.worker.model) if "mlp" in each.path}
+        assert formats == {"table4" if keeps else "plain"}
+        torch.testing.assert_close(run.prompts([IDS])[0], want, rtol=0, atol=off * float(want.std()))
 
 
 @pytest.mark.parametrize("others", [("Q8_0", "Q8_0"), ("Q4_0", "Q8_0")])
