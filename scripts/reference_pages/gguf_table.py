@@ -1,6 +1,7 @@
 """Table of the architectures of GGUF files, of the files that tests read and of gguf's own list."""
 
 import json
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,10 +26,11 @@ they are (`tests/e2e/quantization/test_gguf.py`); those that transformers has wi
 
 """
 
-REFUSED = """
-Not read: {}. Of these transformers has a model that generates text only for `dbrx`, whose attention nothing else may
-compute, `gptj`, which llama.cpp does not write, and `kimi-linear`, which keeps a recurrent state.
-"""
+REFUSED = (
+    "Not read: {}. Of these, transformers' code of `dbrx` (its attention is not replaceable) and `kimi-linear` (a "
+    "recurrent state) cannot run on quintet's engine; the others have no class there that generates text, or a family "
+    "here whose names in GGUF nothing maps yet."
+)
 RESULTS = Path(__file__).parents[2] / "conformance" / "published_weights.json"
 PUBLISHED = """
 ## Verified on published weights
@@ -67,7 +69,11 @@ def gguf_table() -> str:
     known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
     head = HEAD.format(read=len(rows), known=len(known), version=version("gguf"))
     refused = ", ".join(code(name) for name in sorted(known) if name not in ARCHITECTURES)
-    return head + table(["`general.architecture`", "read as `model_type`"], rows) + REFUSED.format(refused)
+    return head + table(["`general.architecture`", "read as `model_type`"], rows) + f"\n{_wrapped(REFUSED.format(refused))}\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def _read_as(kind: str) -> str:
