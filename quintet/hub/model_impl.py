@@ -73,7 +73,7 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
     return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 
-def _for_backend(raw: Mapping[str, Any], file: Path, overrides: Overrides, trusted: bool) -> Any:
+def _for_backend(raw: dict[str, Any], file: Path, overrides: Overrides, trusted: bool) -> Any:
     """transformers' own object, with the user's entries merged in."""
     check_entries(raw, str(file))
     entries = {} if callable(overrides) else overrides or {}

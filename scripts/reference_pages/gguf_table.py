@@ -69,7 +69,11 @@ def gguf_table() -> str:
     known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
     head = HEAD.format(read=len(rows), known=len(known), version=version("gguf"))
     refused = ", ".join(code(name) for name in sorted(known) if name not in ARCHITECTURES)
-    return head + table(["`general.architecture`", "read as `model_type`"], rows) + f"\n{_wrapped(REFUSED.format(refused))}\n"
+    return (
+        head
+        + table(["`general.architecture`", "read as `model_type`"], rows)
+        + f"\n{_wrapped(REFUSED.format(refused))}\n"
+    )
 
 
 def _wrapped(text: str) -> str:

@@ -95,10 +95,10 @@ class Replacing:
         scale = 1.0 if type(module) is nn.Embedding else getattr(module, "embed_scale", None)
         if not isinstance(module, nn.Embedding) or scale is None or not alike_table(module, float(scale)):
             return None
-        shape, scale = module.weight.shape, rounded(float(scale), self._build.dtype)
+        (count, width), scale = module.weight.shape, rounded(float(scale), self._build.dtype)
         if module is not self._tokens:
-            return HFTable(self._build, *shape, scale)
-        return HFEmbedding(self._build, *shape, scale, self._running)
+            return HFTable(self._build, count, width, scale)
+        return HFEmbedding(self._build, count, width, scale, self._running)
 
     def _made_norm(self, module: nn.Module) -> nn.Module | None:
         found = (getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon"))
