@@ -74,8 +74,8 @@ def _nibbles(x: Tensor) -> Tensor:
 
 
 def iq2_xxs(scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of 32 values four rows, then their signs and scale. As of all types here: float32 [N, B, 1], and the bytes of
-    blocks behind it -> indices and scales."""
+    """Reads four rows of 32 values, then their signs and scale: the scale of each block [N, B, 1], float32, and the
+    bytes behind it [N, B, M] -> indices [N, B, V] and scales [N, B, groups], as all functions here."""
     words = x.unflatten(-1, (8, 8))
     rest = _words(words[..., 4:], torch.int32)[..., 0]
     scales = scale * (0.5 + (rest >> 28 & 15)) * 0.25
