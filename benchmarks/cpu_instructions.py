@@ -47,7 +47,8 @@ KERNELS = {
     "Q8_0": Kernel(4, 32, 256),
     "int8": Kernel(4, 128, 256),
     "w8a8": Kernel(2, 0, 256),
-    "IQ4_NL": Kernel(6, 32, 128, table=True),
+    "IQ4_NL": Kernel(6, 32, 128, table=True),  # and IQ1_S, IQ2_XXS, IQ3_XXS, IQ3_S
+    "IQ2_S": Kernel(6, 16, 128, table=True),  # and IQ1_M, IQ2_XS
     "int4, activation_bits=16": Kernel(1, 32, 128),
     "int8, activation_bits=16": Kernel(0, 128, 256),
     "Q4_K, activation_bits=16": Kernel(7, 32, 128, mins=True, levels=True),

@@ -165,8 +165,8 @@ WITH_MEDIA = {
 # what was asked for -> why it is not there
 LEFT_OUT = {
     "Gemma 4 (`gemma4_text`)": (
-        "its text runs through transformers' code; layers that see all have wider heads than windowed ones, and it "
-        "has no file of Gemma 3n's parts yet"
+        "its text runs through transformers' code, of GGUF files too; layers that see all have wider heads than "
+        "windowed ones, and it has no file of Gemma 3n's parts yet"
     ),
     "T5, mT5 and UMT5 (`t5`)": (
         "their decoders add a learned bias by distance to the scores of attention, which attention over pages does not "

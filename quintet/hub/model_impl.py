@@ -33,7 +33,8 @@ def read_model(config: EngineConfig, place: Path, extra_families: Mapping[str, s
     why = _why_backend(config, place, extra_families)
     if not why:
         return load_model_config(place, model_overrides(config), _is_pooling(config, place), config.mmproj), ""
-    return _for_backend(place / "config.json", model_overrides(config), config.trust_remote_code), why
+    file = place if place.is_file() else place / "config.json"
+    return _for_backend(_raw_config(place), file, model_overrides(config), config.trust_remote_code), why
 
 
 def _is_pooling(config: EngineConfig, place: Path) -> bool:
@@ -43,7 +44,7 @@ def _is_pooling(config: EngineConfig, place: Path) -> bool:
     return is_pooling_model(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
 
 
-def _raw_config(place: Path) -> Mapping[str, Any]:
+def _raw_config(place: Path) -> dict[str, Any]:
     """Entries of config.json, or those that a GGUF file stands for; none of Mistral's own format."""
     if is_gguf(place):
         return gguf_config(model_of(place))
@@ -51,12 +52,12 @@ def _raw_config(place: Path) -> Mapping[str, Any]:
 
 
 def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:
-    if place.is_file():
+    if place.is_file() and not is_gguf(place):
         if config.model_impl == "transformers":
             raise ValueError(f"model_impl='transformers' reads a config.json, not {place.name}; leave it out")
         return ""
     overrides = model_overrides(config)
-    raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
+    raw = {**_raw_config(place), **({} if callable(overrides) else overrides or {})}
     if config.model_impl == "transformers":
         refuse_encoder_decoder(raw.get("model_type"), raw, asked=True)
         return "model_impl transformers: asked for"
@@ -72,9 +73,8 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
     return f"model_impl transformers: quintet has no file for model type {text!r}, and transformers' own code runs"
 
 
-def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
+def _for_backend(raw: dict[str, Any], file: Path, overrides: Overrides, trusted: bool) -> Any:
     """transformers' own object, with the user's entries merged in."""
-    raw = read_object(file)
     check_entries(raw, str(file))
     entries = {} if callable(overrides) else overrides or {}
     check_entries(entries, "hf_overrides")

@@ -1,6 +1,7 @@
 """Table of the architectures of GGUF files, of the files that tests read and of gguf's own list."""
 
 import json
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import gguf
 from quintet.gguf.architectures import ARCHITECTURES
 from quintet.gguf.config import config
 from quintet.model_loader.gguf_weights import model_of
+from quintet.models import families
 from scripts.reference_pages.markdown import code, table
 
 FILES = Path(__file__).parents[2] / "tests" / "data" / "quantized" / "gguf"
 HEAD = """## GGUF architectures
 
 A GGUF file names its architecture (`general.architecture`). quintet reads {read} of the {known} that the package `gguf`
-{version} lists; another is refused with the nearest of these. Each is tried on a small random model that llama.cpp's
+{version} lists; another is refused with the nearest of these. Those without a family here run by
+[transformers' code](transformers-backend.md). Each is tried on a small random model that llama.cpp's
 converter (`convert_hf_to_gguf.py`) has written: logits are those of transformers, dequantized and with the matrices as
 they are (`tests/e2e/quantization/test_gguf.py`); those that transformers has with an encoder alone (`qwen2vl`,
 `qwen3vl`, `qwen3vlmoe`) with [their images](images.md#gguf-models). What blocks a file may hold:
@@ -23,6 +26,11 @@ they are (`tests/e2e/quantization/test_gguf.py`); those that transformers has wi
 
 """
 
+REFUSED = (
+    "Not read: {}. Of these, transformers' code of `dbrx` (its attention is not replaceable) and `kimi-linear` (a "
+    "recurrent state) cannot run on quintet's engine; the others have no class there that generates text, or a family "
+    "here whose names in GGUF nothing maps yet."
+)
 RESULTS = Path(__file__).parents[2] / "conformance" / "published_weights.json"
 PUBLISHED = """
 ## Verified on published weights
@@ -57,7 +65,20 @@ def gguf_table() -> str:
     for path in FILES.glob("*.gguf"):
         model = model_of(path)
         kinds[model.prefix].add(str(config(model)["model_type"]))
-    rows = [[code(name), ", ".join(map(code, sorted(kinds[name])))] for name in sorted(kinds)]
+    rows = [[code(name), ", ".join(map(_read_as, sorted(kinds[name])))] for name in sorted(kinds)]
     known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
     head = HEAD.format(read=len(rows), known=len(known), version=version("gguf"))
-    return head + table(["`general.architecture`", "read as `model_type`"], rows)
+    refused = ", ".join(code(name) for name in sorted(known) if name not in ARCHITECTURES)
+    return (
+        head
+        + table(["`general.architecture`", "read as `model_type`"], rows)
+        + f"\n{_wrapped(REFUSED.format(refused))}\n"
+    )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
+
+
+def _read_as(kind: str) -> str:
+    return code(kind) if kind in families() else f"{code(kind)}, by transformers' code"

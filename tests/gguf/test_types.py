@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from quintet.gguf.tensor_types import KINDS
 from quintet.interface.weights import CheckpointSlice, ShardRange
 from quintet.layers.quantization.checkpoint_config import read_quantization_config
-from quintet.layers.quantization.formats.ggml_blocks import GRID_TYPES, TYPES
+from quintet.layers.quantization.formats.ggml_blocks import TYPES
 from quintet.layers.quantization.formats.gguf import BlockWeights, GgufPlan
 from quintet.ops.quantized import dequantized
 
@@ -21,7 +21,7 @@ WHOLE = ShardRange((0, ROWS), (0, INPUTS))
 
 
 def test_the_fixture_has_every_type_that_is_read() -> None:
-    assert set(NAMES) == {*TYPES, *GRID_TYPES} and set(NAMES) < {kind.name for kind in KINDS.values()}
+    assert set(NAMES) == {*TYPES} and set(NAMES) < {kind.name for kind in KINDS.values()}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -120,8 +120,9 @@ def randomize(model: Any) -> None:
 def _continued(model: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts and their greedy continuations: of several draws, one where rounding decides no token."""
     found: tuple[list[list[int]], list[list[int]]] = [], []
+    count = min(VOCAB, getattr(model.config, "vocab_size", VOCAB))
     for _ in range(TRIES):
-        prompts = [torch.randint(_FIRST_ID, VOCAB, (length,)).tolist() for length in LENGTHS]
+        prompts = [torch.randint(_FIRST_ID, count, (length,)).tolist() for length in LENGTHS]
         greedy = [_greedy(model, prompt) for prompt in prompts]
         found = prompts, [tokens for tokens, _ in greedy]
         if min(margin for _, margin in greedy) > CLEAR:

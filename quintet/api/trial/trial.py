@@ -11,12 +11,15 @@ import torch
 from quintet.api.trial.small_copy import NEW_TOKENS, SmallCopy, make_small_copy, one_line
 from quintet.common.json_files import read_object
 from quintet.config import INSIDE, EngineConfig, read_environment
+from quintet.gguf.config import config as gguf_config
+from quintet.gguf.file import is_gguf
 from quintet.hub.config_checks import check_entries
 from quintet.hub.downloads import download
 from quintet.hub.hf_config import is_known_type, transformers_config
 from quintet.hub.model_impl import read_model
 from quintet.hub.model_names import HUB_ID, is_local
 from quintet.hub.wrappers import text_model_type
+from quintet.model_loader.gguf_weights import model_of
 from quintet.models import families
 
 if TYPE_CHECKING:
@@ -55,10 +58,10 @@ class TrialResult:
 
 
 def try_model(config: EngineConfig) -> TrialResult:
-    """Tries the architecture of `config.model`, whose config.json alone is read: no weights, no code of the repository.
-    OSError if there is no such file; ValueError if it is no valid config."""
+    """Tries the architecture of `config.model`, whose config.json alone is read, or a GGUF file's metadata: no weights,
+    no code of the repository. OSError if there is no such file; ValueError if it is no valid config."""
     file = _config_file(config)
-    raw = read_object(file)
+    raw = gguf_config(model_of(file)) if is_gguf(file) else read_object(file)
     check_entries(raw, str(file))
     kind = raw.get("model_type")
     if not isinstance(kind, str):
@@ -81,11 +84,13 @@ def try_model(config: EngineConfig) -> TrialResult:
 
 
 def _config_file(config: EngineConfig) -> Path:
-    """The config.json of a folder or a hub id. Of the hub nothing else is downloaded."""
+    """The config.json of a folder or a hub id, or a GGUF file. Of the hub nothing else is downloaded."""
     name = config.model
     folder = Path(__file__).parents[2] / name if name in INSIDE else Path(name).expanduser()
+    if is_gguf(folder):
+        return folder
     if folder.is_file():
-        raise ValueError(f"{name!r} is a file; {REMEDY}, or a hub id such as 'Qwen/Qwen3-0.6B'")
+        raise ValueError(f"{name!r} is a file, and no GGUF file; {REMEDY}, or a hub id such as 'Qwen/Qwen3-0.6B'")
     if not folder.is_dir():
         if is_local(name) or not HUB_ID.fullmatch(name) or "--" in name or ".." in name:
             raise FileNotFoundError(f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; {REMEDY}")

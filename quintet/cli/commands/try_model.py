@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("MODEL", nargs="?", help="folder or hub id; its config.json alone is read")
+    parser.add_argument("MODEL", nargs="?", help="folder, GGUF file or hub id; its configuration alone is read")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print a JSON object; with --all it holds a list of results")
     group = parser.add_argument_group("all model types")

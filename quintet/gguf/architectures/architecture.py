@@ -39,11 +39,11 @@ class Architecture:
     has_head_dim: bool = True  # the family's config has "head_dim"
 
 
-def experts(model: GGUFModel, name: str = "num_experts") -> Entries:
+def experts(model: GGUFModel, name: str = "num_experts", used: str = "num_experts_per_tok") -> Entries:
     """Numbers of experts, of a layer and of a token."""
     return {
         name: model.required_number("expert_count"),
-        "num_experts_per_tok": model.required_number("expert_used_count"),
+        used: model.required_number("expert_used_count"),
     }
 
 

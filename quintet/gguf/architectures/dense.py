@@ -121,6 +121,12 @@ def _hunyuan(model: GGUFModel) -> Entries:
     return {"rope_parameters": rope(model), "attention_bias": query_bias(model)}
 
 
+def _bitnet(model: GGUFModel) -> Entries:
+    """Entries with llama.cpp's activation: BitNet b1.58 3B's."""
+    return {"rope_parameters": rope(model), "hidden_act": "silu"}
+
+
+_BITNET = {**LLAMA, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
 _PHI3 = ArchitectureNames({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
 _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
@@ -146,6 +152,7 @@ _INTERNLM2 = ArchitectureNames(
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "bitnet": Architecture("bitnet", ArchitectureNames(_BITNET), _bitnet, has_head_dim=False),
     "chatglm": Architecture("chatglm", ArchitectureNames(_CHATGLM), _chatglm, _CHATGLM_SIZES, has_head_dim=False),
     "exaone": Architecture("exaone", ArchitectureNames(LLAMA), _exaone, _EXAONE_SIZES),
     "internlm2": Architecture("internlm2", _INTERNLM2, _internlm2),

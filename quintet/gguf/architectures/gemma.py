@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from quintet.gguf.architectures.architecture import Architecture, Entries, windows
+from quintet.gguf.architectures.architecture import COMMON, Architecture, Entries, experts, windows
 from quintet.gguf.architectures.rope import rope
 from quintet.gguf.architectures.tables import GEMMA, LLAMA, SANDWICH
 from quintet.gguf.model import GGUFModel
@@ -63,6 +63,47 @@ def _gemma3n(model: GGUFModel) -> Entries:
     }
 
 
+def _gemma4(model: GGUFModel) -> Entries:
+    """Layers that see all may have other heads than windowed ones, and no values of their own: their keys' instead."""
+    seen, heads = windows(model), model.per_layer("attention.head_count_kv", model.heads)
+    kinds, widths = seen["layer_types"], model.per_layer("feed_forward_length", 0)
+    heads_of, full = dict(zip(kinds, heads, strict=True)), [i for i, kind in enumerate(kinds) if "full" in kind]
+    entries = {
+        **seen,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "num_key_value_heads": heads_of.get("sliding_attention", heads[0]),
+        "num_global_key_value_heads": heads_of.get("full_attention"),
+        "attention_k_eq_v": bool(full) and not model.has(f"blk.{full[0]}.attn_v.weight"),
+        "head_dim": model.required_number("attention.key_length_swa", model.head_dim),
+        "global_head_dim": model.head_dim,
+        "rope_parameters": {
+            "full_attention": _proportional(model),
+            "sliding_attention": {"rope_type": "default", "rope_theta": model.number("rope.freq_base_swa", 1e4)},
+        },
+        "num_kv_shared_layers": model.count("attention.shared_kv_layers"),
+        "hidden_size_per_layer_input": model.count("embedding_length_per_layer_input"),
+        "final_logit_softcapping": model.get("final_logit_softcapping"),
+    }
+    if entries["hidden_size_per_layer_input"]:
+        entries["vocab_size_per_layer_input"] = model.shape("per_layer_token_embd.weight")[0]
+    if model.count("expert_count"):
+        inner = model.required_number("expert_feed_forward_length")
+        entries |= {"enable_moe_block": True, "moe_intermediate_size": inner, **experts(model, used="top_k_experts")}
+    return entries
+
+
+def _proportional(model: GGUFModel) -> Entries:
+    """Rotary positions of the first features of a head, at the speeds of all: large divisors stop the others."""
+    divisors = model.floats("rope_freqs.weight", model.head_dim // 2) or [1.0] * (model.head_dim // 2)
+    turned = [each for each in divisors if each == 1.0]
+    if not turned or divisors[: len(turned)] != turned or min(divisors[len(turned) :], default=STOPPED) < STOPPED:
+        raise ValueError(f"{model.path}: rope_freqs.weight is not 1 first and {STOPPED:g} behind it; fetch it again")
+    share = len(turned) / len(divisors)
+    theta = model.number("rope.freq_base", 1e6)
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
+
+
 def _query_scale(model: GGUFModel, deepest: int) -> float:
     """Returns the number that scores are divided by the root of: no entry has it, and the deepest Gemma has its own."""
     whole = model.required_number("block_count") == deepest
@@ -70,20 +111,26 @@ def _query_scale(model: GGUFModel, deepest: int) -> float:
 
 
 STREAMS = 4  # of AltUp, which the converter's files have
-_STREAMS = {
-    **LLAMA, **SANDWICH, "altup_correct_coef": "altup.correction_coefs", "altup_predict_coef": "altup.prediction_coefs",
-    "altup_router": "altup.modality_router", "altup_router_norm": "altup.router_norm",
+STOPPED = 1e29  # a divisor that stops a rotation; the converter writes 1e30
+_BY_LAYER = ("feed_forward_length", "attention.head_count_kv")  # numbers that may differ between layers
+_PER_LAYER = {
     "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
+}  # fmt: skip
+_PER_LAYER_ENDS = {
+    **ENDS,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_STREAMS = {
+    **LLAMA, **SANDWICH, **_PER_LAYER,
+    "altup_correct_coef": "altup.correction_coefs", "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router", "altup_router_norm": "altup.router_norm",
     "laurel_l": "laurel.linear_left", "laurel_r": "laurel.linear_right", "laurel_post_norm": "laurel.post_laurel_norm",
 }  # fmt: skip
 _GEMMA3N = ArchitectureNames(
     _STREAMS,
-    {
-        **ENDS,
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-    },
+    _PER_LAYER_ENDS,
     computed={
         "altup.correct_output_scale": Computed("same", ("altup_correct_scale.weight",)),
         **{
@@ -94,9 +141,32 @@ _GEMMA3N = ArchitectureNames(
     },
 )
 
+_GEMMA4 = ArchitectureNames(
+    {
+        **LLAMA, **SANDWICH, **_PER_LAYER,
+        "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj", "ffn_down_exps": "experts.down_proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2", "ffn_gate_inp": "router.proj",
+    },
+    _PER_LAYER_ENDS,
+    computed={
+        "layer_scalar": Computed("same", ("layer_output_scale.weight",)),
+        "router.scale": Computed("same", ("ffn_gate_inp.scale",)),
+        "router.per_expert_scale": Computed("same", ("ffn_down_exps.scale",)),
+    },
+)  # fmt: skip
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": Architecture("gemma", ArchitectureNames(LLAMA, offset=1.0), _gemma, dtype="bfloat16"),
     "gemma2": Architecture("gemma2", GEMMA, _gemma2, dtype="bfloat16"),
     "gemma3n": Architecture("gemma3n_text", _GEMMA3N, _gemma3n, dtype="bfloat16"),
     "gemma3": Architecture("gemma3_text", GEMMA, _gemma3, dtype="bfloat16"),
+    "gemma4": Architecture(
+        "gemma4_text",
+        _GEMMA4,
+        _gemma4,
+        {key: name for key, name in COMMON.items() if key not in _BY_LAYER},
+        dtype="bfloat16",
+        has_head_dim=False,
+    ),
 }

@@ -1,5 +1,6 @@
 """Families with a mixture of experts, beside Qwen's and Mixtral."""
 
+import functools
 from collections.abc import Mapping
 
 from quintet.gguf.architectures.architecture import Architecture, Entries, experts, query_bias, windows
@@ -13,7 +14,7 @@ from quintet.gguf.architectures.tables import (
     bias_of_choice,
 )
 from quintet.gguf.model import GGUFModel
-from quintet.gguf.names import ArchitectureNames, Computed, Joined
+from quintet.gguf.names import FUSED, ArchitectureNames, Computed, Joined
 
 PHIMOE_MSCALE = 1.243163121016122  # of Phi-3.5-MoE's config.json
 SIGMOID = 2  # expert_gating_func, as llama.cpp counts them
@@ -46,7 +47,7 @@ def _dots1(model: GGUFModel) -> Entries:
     return {"rope_parameters": rope(model), "attention_bias": query_bias(model), **everything, **grouped(model)}
 
 
-def _bailing2(model: GGUFModel) -> Entries:
+def _bailing(model: GGUFModel, scores: str = "softmax") -> Entries:
     """The file has the fields of the published code."""
     known = grouped(model)
     turned = rope(model, partial=True)
@@ -56,8 +57,8 @@ def _bailing2(model: GGUFModel) -> Entries:
         "num_shared_experts": known.pop("n_shared_experts"),
         "rope_theta": turned["rope_theta"],
         "partial_rotary_factor": turned["partial_rotary_factor"],
-        "score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
+        "score_function": scores,
+        "moe_router_enable_expert_bias": scores == "sigmoid",
         "use_qkv_bias": query_bias(model),
         "use_bias": False,
     }
@@ -200,6 +201,11 @@ _LATENT = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
 }
+_BAILING = ArchitectureNames(
+    {name: module for name, module in _SHARED.items() if name not in FUSED["attn_qkv"]},
+    permutes_qk=True,
+    joined={"self_attn.query_key_value": Joined(FUSED["attn_qkv"])},
+)
 _AFMOE = {
     **_SHARED,
     "attn_gate": "self_attn.gate_proj",
@@ -210,12 +216,13 @@ _AFMOE = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": Architecture("afmoe", ArchitectureNames(_AFMOE, computed=bias_of_choice("mlp.expert_bias")), _afmoe),
+    "bailingmoe": Architecture("bailing_moe", _BAILING, _bailing),
     "bailingmoe2": Architecture(
         "bailing_moe_v2",
         ArchitectureNames(
             {**_SHARED, "attn_qkv": "self_attn.query_key_value"}, computed=bias_of_choice("mlp.gate.expert_bias")
         ),
-        _bailing2,
+        functools.partial(_bailing, scores="sigmoid"),
     ),
     "deepseek2": Architecture(
         _deepseek_kind,

@@ -18,11 +18,12 @@ from quintet.models.transformers.layers import (
     HFExperts,
     HFLMHead,
     HFRMSNorm,
+    HFTable,
     Loose,
     Running,
 )
 from quintet.models.transformers.tp_plan import TensorParallelPlan
-from quintet.models.transformers.trace import ForwardTrace, alike, alike_experts, alike_table
+from quintet.models.transformers.trace import ForwardTrace, alike, alike_experts, alike_table, only_looked_up
 from quintet.models.transformers.weight_names import WeightNames
 from quintet.ops.activation import KINDS
 from quintet.ops.norm import rms_norm
@@ -68,6 +69,8 @@ class Replacing:
             return self._made_head(path)
         if module is self._tokens:
             return None if self._tied and not self._shares() else self._made_table(module)
+        if isinstance(module, nn.Embedding) and only_looked_up(module, self._trace):
+            return self._made_table(module)
         if type(module) is nn.Linear and self._is_product(module):
             sizes = module.in_features, module.out_features
             return self.plan.product(path, self._exact(path), sizes, module.bias is not None)
@@ -88,12 +91,14 @@ class Replacing:
         plain = type(self._head) is nn.Linear and self._head.bias is None
         return plain and not self._in_float32(self._paths[self._head]) and self._made_table(self._tokens) is not None
 
-    def _made_table(self, module: Any) -> HFEmbedding | None:
+    def _made_table(self, module: Any) -> HFEmbedding | HFTable | None:
         scale = 1.0 if type(module) is nn.Embedding else getattr(module, "embed_scale", None)
         if not isinstance(module, nn.Embedding) or scale is None or not alike_table(module, float(scale)):
             return None
-        count, width = module.weight.shape
-        return HFEmbedding(self._build, count, width, rounded(float(scale), self._build.dtype), self._running)
+        (count, width), scale = module.weight.shape, rounded(float(scale), self._build.dtype)
+        if module is not self._tokens:
+            return HFTable(self._build, count, width, scale)
+        return HFEmbedding(self._build, count, width, scale, self._running)
 
     def _made_norm(self, module: nn.Module) -> nn.Module | None:
         found = (getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon"))

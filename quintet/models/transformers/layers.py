@@ -104,6 +104,19 @@ class HFEmbedding(VocabParallelEmbedding):
         return self.embed(self._running.step.batch, self._scale)[None]
 
 
+class HFTable(VocabParallelEmbedding):
+    """nn.Embedding of anything else by its row, such as a layer's own embeddings of tokens."""
+
+    def __init__(self, build: BuildContext, count: int, width: int, scale: float) -> None:
+        super().__init__(build, count, width)
+        self._scale = scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = super().forward(ids.reshape(-1).int())
+        rows = rows if self._scale == 1.0 else self.ops.scale(rows, self._scale)
+        return rows.reshape(*ids.shape, self.width)
+
+
 class HFLMHead(Layer):
     """Logits of the rows that are wanted: [1, T, H] -> [1, L, V]."""
 
@@ -157,11 +170,14 @@ class Rest(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         found, build = [], self._build
+        plan = build.quantization.for_embedding()  # only what was quantized before: these are computed in floats
         for name, each in self._loose.items():
             if each.stored:
                 shape = tuple(each.tensor.shape) or (1,)  # a number is a vector here, as names.py has it
                 part = CheckpointSlice(name, shape, ((0, shape[0]),) * build.size)
-                found.append(Weight(name, (part,), 0, build.rank, each.dtype, "vector"))
+                module, _, last = name.rpartition(".")
+                reader = plan.reader(module) if last == "weight" and len(shape) == 2 else None
+                found.append(Weight(name, (part,), 0, build.rank, each.dtype, "vector", reader=reader))
         return found
 
     def constants(self) -> Mapping[str, Tensor]:

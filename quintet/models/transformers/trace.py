@@ -56,7 +56,8 @@ class ForwardTrace:
 
     calls: list[AttentionCall] = field(default_factory=list)
     products: Counter[int] = field(default_factory=Counter)  # how often a parameter was a product's weight, by its id
-    touched: set[int] = field(default_factory=set)  # parameters that were taken for anything else
+    lookups: Counter[int] = field(default_factory=Counter)  # likewise, of tables whose rows were looked up
+    touched: Counter[int] = field(default_factory=Counter)  # parameters that were taken for anything else
     masks: dict[int, Callable[..., Any]] = field(default_factory=dict)  # a mask's memory -> what made it
     kept: list[Tensor] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)  # q, k and v of each call, [T, H, D]
@@ -205,6 +206,7 @@ class _WithoutWeights(TorchFunctionMode):
                 raise ValueError(f"a product takes {inputs} inputs and is given {args[0].shape[-1]}")
             return _product(args[0], outputs)
         if func is nn.functional.embedding and _absent(args[1]):
+            self._trace.lookups[id(args[1])] += 1
             return _rows(args[0], args[1])
         return func(*self._filled(args), **dict(zip(kwargs, self._filled(kwargs.values()), strict=True)))
 
@@ -213,7 +215,7 @@ class _WithoutWeights(TorchFunctionMode):
 
     def _instead(self, value: Any) -> Any:
         if isinstance(value, Tensor) and _absent(value):
-            self._trace.touched.add(id(value))
+            self._trace.touched[id(value)] += 1
             number = 0.5 if value.dim() < 2 else 1 / value.shape[-1]  # a matrix keeps the size of its inputs
             return torch.full((), number, dtype=value.dtype).expand(value.shape)
         return type(value)(self._filled(value)) if type(value) in (list, tuple) else value
@@ -267,6 +269,14 @@ def alike_experts(module: Any, kind: str) -> bool:
         return False
     most = ours.abs().amax(-1, keepdim=True)  # of each token
     return bool(((theirs - ours).abs() <= 1e-4 * most + 1e-5).all())
+
+
+def only_looked_up(module: nn.Embedding, trace: ForwardTrace) -> bool:
+    """Returns whether no code but the table's own took its weight in a trial."""
+    own, key = ForwardTrace(), id(module.weight)
+    with torch.no_grad(), _WithoutWeights(own):
+        module(torch.tensor([TOKENS]))
+    return trace.touched[key] == own.touched[key] * trace.lookups[key]
 
 
 def alike_table(module: nn.Module, scale: float) -> bool:

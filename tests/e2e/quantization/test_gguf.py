@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
@@ -18,10 +19,14 @@ from quintet.engine.startup import prepare
 from quintet.gguf.cursor import Array
 from quintet.gguf.file import read
 from quintet.gguf.tensor_types import KINDS
+from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import load_model_config
 from quintet.interface.platform import Capabilities
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import read_quantization_config
+from quintet.model_loader.gguf_tensors import GGUFEntry
+from quintet.model_loader.gguf_weights import entries
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import Tiny
 from tests.helpers.checkpoints.gguf import Row, header, joined
@@ -37,19 +42,21 @@ LOGITS = load_file(FOLDER / "logits.safetensors")
 IDS = LOGITS["ids"].tolist()
 
 
-# products with minima, whose scales have 16 bits on this platform; experts with clamped gates; of the others 2e-3
-OFF = {"llama-q2_k": 3e-2, "gpt-oss": 4e-3}
+# products with minima, whose scales have 16 bits on this platform; experts with clamped gates; many products of Q8_0,
+# one behind the other; of the others 2e-3
+OFF = {"llama-q2_k": 3e-2, "gpt-oss": 4e-3, "gemma4-e2b": 4e-3}
 
 
-def runner(path: Path, keeps: bool = True) -> Runner:
+def runner(path: Path, keeps: bool = True, model_impl: str = "auto") -> Runner:
     """With matrices as the platform keeps them, or dequantized."""
-    config, facts = load_model_config(path), PLATFORM.probe()
+    facts, (config, backend) = PLATFORM.probe(), read_model(EngineConfig(str(path), model_impl=model_impl), path, {})
     assert isinstance(facts, Capabilities)
     said = getattr(config, "quantization_config", None)
     forms = QuantizationPlan(
         checkpoint=read_quantization_config(said), supported_kinds=facts.weight_formats if keeps else frozenset()
     )
-    return Runner(Tiny(path, config, None), quantization=forms, max_model_len=64)
+    sizes = {"quantization": forms, "max_model_len": 64, "transformers_backend": bool(backend)}
+    return Runner(Tiny(path, config, None), **sizes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,6 +103,46 @@ def test_a_file_is_served_by_its_path() -> None:
     batch = llm.generate([{"prompt_token_ids": IDS[:n]} for n in (12, 5, 9)], params)
     assert [each.outputs[0].token_ids for each in batch] == alone
     assert alone[0][0] == int(LOGITS["llama.transformers"][-1].argmax())
+
+
+def test_files_without_a_family_here_run_by_the_code_of_transformers(tmp_path: Path) -> None:
+    """Greedy tokens in float32 are those of the checkpoint that the file's tensors make in transformers' names."""
+    file = FOLDER / "gemma4-e2b.gguf"
+    config, why = read_model(EngineConfig(model=str(file)), file, {})
+    assert why == "model_impl transformers: quintet has no file for model type 'gemma4_text', and transformers' own " \
+        "code runs"  # fmt: skip
+    del config.quantization_config
+    config.save_pretrained(tmp_path)
+    tensors = {
+        name: entry.floats().float() if isinstance(entry, GGUFEntry) else entry.tensor().float()
+        for name, entry in entries(file)
+    }
+    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    llm = LLM(file, skip_tokenizer_init=True, num_pages=32, dtype="float32", activation_bits=16)
+    params = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": IDS[:n]} for n in (12, 1, 9)], params)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for output in outputs:
+        ids = torch.tensor([output.prompt_token_ids])
+        want = theirs.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        assert output.outputs[0].token_ids == want.tolist()
+
+
+def test_tables_of_layers_stay_quantized_in_the_code_of_transformers() -> None:
+    model = runner(FOLDER / "gemma4-e2b.gguf").worker.model
+    tables = [model.get_submodule(f"model.{name}") for name in ("embed_tokens", "embed_tokens_per_layer")]
+    assert [(type(each).__name__, each.format.block_type) for each in tables] == [
+        ("HFEmbedding", "Q8_0"),
+        ("HFTable", "Q8_0"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3"])
+def test_model_impl_transformers_reads_files_too(name: str) -> None:
+    """Each tensor by the name that transformers' own checkpoints have for it."""
+    run = runner(FOLDER / f"{name}.gguf", keeps=False, model_impl="transformers")
+    want = LOGITS[f"{name}.transformers"]
+    torch.testing.assert_close(run.prompts([IDS])[0], want, rtol=0, atol=2e-4 * float(want.std()))
 
 
 def test_alone_is_batched_bit_for_bit() -> None:
@@ -148,6 +195,42 @@ def test_interleaved_experts_keep_their_blocks(kind: str, tmp_path: Path) -> Non
     for keeps, off in ((False, 2e-5), (True, 1e-2)):
         (got,) = runner(held, keeps).prompts([IDS])
         torch.testing.assert_close(got, want, rtol=0, atol=off * float(want.std()))
+
+
+def grid_blocks(kind: str, count: int, generator: np.random.Generator) -> Any:
+    """Blocks of any content [N, bytes], with scales of an ordinary size."""
+    size = next(each.type_size for each in KINDS.values() if each.name == kind)
+    blocks = generator.integers(0, 256, (count, size), dtype=np.uint8)
+    scale = np.array([2.0 ** (-9 if kind == "IQ3_S" else -6 if "IQ1" in kind else -10)], np.float16).view(np.uint8)
+    if kind != "IQ1_M":
+        blocks[:, :2] = scale
+        return blocks
+    for place, half in enumerate((scale[0] & 15, scale[0] >> 4, scale[1] & 15, scale[1] >> 4)):
+        blocks[:, 49 + 2 * place] = blocks[:, 49 + 2 * place] & 15 | half << 4
+    return blocks
+
+
+@pytest.mark.parametrize("kind", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_grids_are_held_in_four_bits(kind: str, tmp_path: Path) -> None:
+    from gguf import GGMLQuantizationType as Kind
+    from gguf.quants import dequantize
+
+    whole, generator = read(FOLDER / "llama-q2_k.gguf"), np.random.default_rng(0)
+    blocks, floats = {}, {}
+    for name, each in whole.tensors.items():
+        if "blk." in name and len(each.shape) == 2 and each.shape[1] % 256 == 0:
+            made = grid_blocks(kind, each.shape[0] * each.shape[1] // 256, generator)
+            blocks[name] = kind, made.tobytes()
+            floats[name] = "F32", dequantize(made, Kind[kind]).astype(np.float32).tobytes()
+    held, plain = (
+        with_tensors("llama-q2_k", tmp_path / f"{name}.gguf", each) for name, each in (("b", blocks), ("f", floats))
+    )
+    (want,) = runner(plain, keeps=False).prompts([IDS])
+    for keeps, off in ((False, 2e-5), (True, 2e-2)):
+        run = runner(held, keeps)
+        formats = {each.weight.format.kind for each in declared_weights(run.worker.model) if "mlp" in each.path}
+        assert formats == {"table4" if keeps else "plain"}
+        torch.testing.assert_close(run.prompts([IDS])[0], want, rtol=0, atol=off * float(want.std()))
 
 
 @pytest.mark.parametrize("others", [("Q8_0", "Q8_0"), ("Q4_0", "Q8_0")])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import WeightFormat
+from quintet.layers.quantization.formats import ggml_grids as grids
 from quintet.ops.quantized import MIDDLE
 
 SHIFTS_4BIT = (0, 4)  # heights of a byte's fields of 4 bits; of 2, and of 1
@@ -146,6 +147,15 @@ def _nvfp4(x: Tensor) -> UnpackedBlocks:
     return UnpackedBlocks(unpack_bits(x[..., 4:], 8, SHIFTS_4BIT, 4), scales / 2)
 
 
+def _iq1_m(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(*grids.iq1_m(grids.iq1_m_scale(x), x))
+
+
+def _grid_type(read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], UnpackedBlocks]:
+    """Reads blocks that begin with their scale."""
+    return lambda x: UnpackedBlocks(*read(read_float16(x, 0), x[..., 2:]))
+
+
 def _int_format(bits: int, group: int, mins: bool = False) -> WeightFormat:
     """4 bits with minima have zero points of 0: what stands for a number is counted from there, and not from 8."""
     return WeightFormat("int4" if bits == 4 else "int8", bits, 16, group, zeros=mins and bits == 4, mins=mins)
@@ -172,6 +182,11 @@ TYPES: Mapping[str, BlockType] = {
     "TQ2_0": BlockType(_int_format(4, 128), _tq2_0),
     "MXFP4": BlockType(_codebook_format(32, E2M1_CODEBOOK), _mxfp4),
     "NVFP4": BlockType(_codebook_format(16, E2M1_CODEBOOK), _nvfp4),
+    "IQ1_S": BlockType(_codebook_format(32, grids.codebook("IQ1")), _grid_type(grids.iq1_s)),
+    "IQ1_M": BlockType(_codebook_format(16, grids.codebook("IQ1")), _iq1_m),
+    "IQ2_XXS": BlockType(_codebook_format(32, grids.codebook("IQ2")), _grid_type(grids.iq2_xxs)),
+    "IQ2_XS": BlockType(_codebook_format(16, grids.codebook("IQ2")), _grid_type(grids.iq2_xs)),
+    "IQ2_S": BlockType(_codebook_format(16, grids.codebook("IQ2")), _grid_type(grids.iq2_s)),
+    "IQ3_XXS": BlockType(_codebook_format(32, grids.codebook("IQ3_XXS")), _grid_type(grids.iq3_xxs)),
+    "IQ3_S": BlockType(_codebook_format(32, grids.codebook("IQ3_S")), _grid_type(grids.iq3_s)),
 }
-# Their grids of vectors are no numbers with scales: the gguf package dequantizes them while they are loaded.
-GRID_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")

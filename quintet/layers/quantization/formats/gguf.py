@@ -12,7 +12,6 @@ from torch import Tensor
 from quintet.gguf.names import without_expert_number
 from quintet.gguf.tensor_types import KINDS, TensorType
 from quintet.interface.weights import (
-    PLAIN,
     BlockRows,
     CheckpointSlice,
     Matrix,
@@ -21,7 +20,7 @@ from quintet.interface.weights import (
     WeightFormat,
     WeightReader,
 )
-from quintet.layers.quantization.formats.ggml_blocks import GRID_TYPES, TYPES
+from quintet.layers.quantization.formats.ggml_blocks import TYPES
 from quintet.layers.quantization.group_scales import regroup, shard_format
 from quintet.ops.quantized import dequantized
 
@@ -52,8 +51,6 @@ class BlockWeights:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        if self.name in GRID_TYPES:
-            return PLAIN
         return shard_format(replace(TYPES[self.name].format, block_type=self.name if self._whole(shard) else ""), shard)
 
     def blocks(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> BlockRows | None:
@@ -94,10 +91,7 @@ class BlockWeights:
         """The share of some rows, by way of the whole blocks that it lies in."""
         blocks, first = self._blocks(rows, inputs)
         whole = 0, blocks.shape[1] * self.tensor_type.block_size
-        if self.name in GRID_TYPES:
-            known = dequantize(self.name, blocks).flatten(1)
-        else:
-            known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].format))
+        known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].format))
         return known[:, inputs[0] - first : inputs[1] - first]
 
     def _whole(self, shard: ShardRange) -> bool:
@@ -143,7 +137,7 @@ def read(config: Mapping[str, Any]) -> GgufPlan:
     types = config.get("types")
     if not isinstance(types, Mapping):
         raise ValueError("quantization_config of gguf has no types of its modules; give the .gguf file as the model")
-    unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRID_TYPES)})
+    unknown = sorted({str(name)[:40] for name in types.values() if name not in TYPES})
     if unknown:
         raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
     return GgufPlan(tuple(types.items()))
