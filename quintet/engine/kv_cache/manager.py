@@ -53,6 +53,11 @@ class KVCacheManager:
     def __post_init__(self) -> None:
         self.windows = tuple(index for index, kept in enumerate(self.groups) if kept.window is not None)
 
+    @property
+    def max_drafts(self) -> int:
+        """Drafts of a request that a step may have and states keep apart; 0: as many as there are."""
+        return 0 if self.state_slots is None else self.state_slots.max_drafts
+
     def _count(self, tokens: int) -> int:
         """Pages that hold so many tokens, in one group."""
         return -(-tokens // self.page_size)
@@ -186,7 +191,7 @@ class KVCacheManager:
 
     def cache_state(self, request: Request) -> None:
         """Adds its state to the prefix cache, if it ends with a page and all its tokens are known."""
-        end = request.num_computed
+        end = request.state_slots.num_state
         if self.state_slots is None or not self.pool.caching or end % self.page_size or end > request.num_known:
             return
         if request.generation == self.generation:
