@@ -73,7 +73,8 @@ def short_conv(
     kept, taps = _read_states(state, context), conv.weight.float()
     past, bias = conv.weight.shape[1] - 1, None if conv.bias is None else conv.bias.float()
     x = x if gates is None else x * gates[:, : x.shape[1]]
-    if drafts := state.shape[2] - past:
+    drafts = state.shape[2] - past
+    if drafts:
         window = context.group.block_table[:, 2, None, None] + torch.arange(past, device=x.device)
         kept = kept.gather(2, window.long().expand(-1, x.shape[1], -1))
 
@@ -315,9 +316,10 @@ def _scan_tokens(
             updates.append(update)
     first = torch.index_select(starts, 0, batch.token_to_seq)
     places = (torch.arange(tokens, device=starts.device) - first).clamp(max=len(outs) - 1)  # padding stands past it
-    rows = torch.arange(len(ends), device=starts.device)
-    of_drafts = [(ends - starts[:-1] + index).clamp(max=len(outs) - 1) for index in range(drafts)]
-    found = [torch.stack(updates)[place, rows] for place in of_drafts]
+    found = []
+    for index in range(drafts):
+        at = (ends - starts[:-1] + index).clamp(max=len(outs) - 1)
+        found.append(torch.stack(updates)[at, torch.arange(len(at), device=at.device)])
     return torch.stack(outs)[places, batch.token_to_seq], kept, found
 
 

@@ -155,7 +155,7 @@ void space(const SpaceCall& c, long first, long last) {
                     float* const update = update_of(write, i, c.heads, head, c.dim, c.width);
                     update[0] = near.kept[i];
                     widened(update + 1 + p, near.given[i], rows);
-                    widened(update + 1 + c.dim, near.into[i], c.width);
+                    if (!p) widened(update + 1 + c.dim, near.into[i], c.width);
                 }
                 long row = 0;
                 for (; row + kSide <= rows; row += kSide) advance_rows<kSide>(near, row);

@@ -27,7 +27,7 @@ def keep_drafts_apart(worker: "Worker", most: int) -> int:
     request in a step; 0: tokens that a refused draft follows are computed again."""
     states = [(mixer, mixer.spec) for mixer in worker.main.mixers if isinstance(mixer.spec, StateSpec)]
     ops = {spec.op for _, spec in states}
-    if not ops or not ops <= DRAFT_OPS or "max_drafts" not in worker.platform.optional_spec_fields:
+    if not (most and ops) or not ops <= DRAFT_OPS or "max_drafts" not in worker.platform.optional_spec_fields:
         return 0
     most = min(most, MAX_DRAFTS)
     for mixer, spec in states:

@@ -130,6 +130,8 @@ def test_the_plan_counts_states() -> None:
     made = plan_memory(config, footprint, memory)
     assert (made.num_slots, made.max_requests) == (1 + 3 * 4, 6)
     assert made.num_pages == 1 + 4 * 8 and made.kv_bytes == (33 + 13) * 1024
+    apart = replace(footprint, kv_cache_layout=replace(arrangement, max_drafts=3))
+    assert "13 states of 6 requests at once, with 3 drafts beside each" in str(plan_memory(config, apart, memory))
     without = plan_memory(config.replace(enable_prefix_caching=False), footprint, memory)
     assert (without.num_slots, without.max_requests) == (1 + 2 * 4, 4)
     tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)

@@ -199,8 +199,12 @@ def _kept(state: Tensor) -> int:
     return state.data_ptr()
 
 
-def _fits(state: Tensor, shape: tuple[int, ...], drafts: int) -> bool:
-    return state.dtype == torch.float32 and (0 < drafts <= MAX_DRAFTS or state.shape[1:] == shape)
+def _fits(state: Tensor, shape: tuple[int, int, int], drafts: int) -> bool:
+    """True if units have this shape, or are flat with room for drafts."""
+    heads, rows, width = shape
+    flat = (heads * (rows * width + drafts * (1 + rows + width)),)
+    sizes = state.shape[1:] == (flat if drafts else shape)
+    return state.dtype == torch.float32 and 0 <= drafts <= MAX_DRAFTS and sizes
 
 
 def _rows(state: Tensor, context: StepContext, drafts: int = 0) -> Rows:
