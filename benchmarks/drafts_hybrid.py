@@ -1,5 +1,6 @@
-"""Measures drafts for models whose layers keep states, one request at a time: states that keep drafts apart, beside
-states that hold them, after which a refused draft's step is followed by one that computes the accepted tokens again.
+"""Measures drafts for models with recurrent layers, one request at a time: states that keep them apart or hold them.
+
+Where states hold drafts, a step with a refused one is followed by one that computes the accepted tokens again.
 
 python -m benchmarks.drafts_hybrid [--models granite-4-h-1b ...] [--out benchmarks/results/drafts-hybrid.json]
 

@@ -150,8 +150,6 @@ def _decide(
         sizes = replace(sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
     elif config.enable_return_routed_experts:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
-    if config.speculative_config is not None:
-        sizes = replace(sizes, max_drafts=config.speculative_config.num_speculative_tokens)
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)
     profiler = Profiler(config.profiler_config, platform)
     with _name_model_in_errors(config.model):
@@ -289,7 +287,9 @@ def _engine_parts(
     drafting = make_drafting(config, prepared.sizes, runner, batches, tables)
     lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
-    num_drafts = 0 if drafting is None else min(drafting.num_drafts, tables.max_drafts or drafting.num_drafts)
+    num_drafts = 0 if drafting is None else drafting.num_drafts
+    if tables.state_slots is not None and tables.state_slots.max_drafts:
+        num_drafts = min(num_drafts, tables.state_slots.max_drafts)
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, num_drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler

@@ -53,11 +53,6 @@ class KVCacheManager:
     def __post_init__(self) -> None:
         self.windows = tuple(index for index, kept in enumerate(self.groups) if kept.window is not None)
 
-    @property
-    def max_drafts(self) -> int:
-        """Drafts of a request that a step may have and states keep apart; 0: as many as there are."""
-        return 0 if self.state_slots is None else self.state_slots.max_drafts
-
     def _count(self, tokens: int) -> int:
         """Pages that hold so many tokens, in one group."""
         return -(-tokens // self.page_size)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -63,7 +62,8 @@ class Contents:
                 self.faults.append(f"{request.request_id} goes on from a state of other tokens")
             after = tuple(request.token_ids[: request.num_computed + count])
             self._of[write] = after[: len(after) - apart], after[len(after) - apart :]
-            self.recomputed += request.num_computed >= request.num_prompt and count > 1 + request.num_drafts
+            ever_preempted, of_output = request.num_preemptions > 0, request.num_computed >= request.num_prompt
+            self.recomputed += of_output and not ever_preempted and count > 1 + request.num_drafts
             self.begun += request.num_cached > 0 and request.num_cached == request.num_computed
         return host, rows
 
@@ -86,7 +86,8 @@ def test_a_step_reads_the_state_of_the_tokens_before_it(
     """Through preemptions, aborts, drafts that are refused, and a cache that is forgotten."""
     rng = random.Random(seed)
     spec = None if drafts == "none" else NGRAM
-    with patch.object(NULL, "optional_spec_fields", frozenset({"max_drafts"} if drafts == "apart" else ())):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NULL, "optional_spec_fields", frozenset({"max_drafts"} if drafts == "apart" else ()))
         engine = client(family, name, max_num_seqs=seqs, speculative_config=spec)
     contents = Contents(engine)
     stem = [rng.randrange(3, 9) for _ in range(60)]
