@@ -32,13 +32,13 @@ inline void channels_turned(float* out, const float* x, long rows, long columns,
 }
 
 // A block's channels through a request's tokens. `seen` goes round: the oldest token of those that are seen stands at
-// `oldest`. Taps is what c.taps is, or 0 for any number.
-template <typename E, long Taps>
+// `oldest`. Taps is what c.taps is, or 0 for any number; without Drafts, a state has no room for any.
+template <typename E, long Taps, bool Drafts>
 void convolved(const ConvCall& c, long first, long last) {
     const long taps = Taps ? Taps : c.taps, past = taps - 1, blocks = (c.channels + kConvBlock - 1) / kConvBlock;
     constexpr long kPast = Taps ? Taps - 1 : 0, kSteps = Taps ? Taps : kMostTaps;
     float seen[kSteps][kConvBlock], weights[kSteps][kConvBlock], bias[kConvBlock];
-    const long room = past + c.rows.drafts;
+    const long room = Drafts ? past + c.rows.drafts : past;
     float brought[kConvBlock * (kSteps + kMostDrafts)];  // as it lies in memory, channel by channel
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / blocks);
@@ -49,7 +49,7 @@ void convolved(const ConvCall& c, long first, long last) {
         if (c.bias) widened(bias, as<E>(c.bias, start), count);
         if (at.read) {
             widened(brought, as<E>(c.state, (at.read * c.channels + start) * room), count * room);
-            channels_turned<kPast>(&seen[0][0], brought + at.accepted, count, past, room);
+            channels_turned<kPast>(&seen[0][0], brought + (Drafts ? at.accepted : 0), count, past, room);
         } else {
             for (long k = 0; k < past; ++k) for_vectors(count, [&](long i, long some) { store_some(seen[k] + i, splat(0.0F), some); });
         }
@@ -59,12 +59,12 @@ void convolved(const ConvCall& c, long first, long last) {
                 const float* const from = seen[(oldest + k) % taps];
                 for (long i = 0; i < count; ++i) brought[i * room + k] = from[i];
             }
-            for (long i = 0; i < count; ++i) {
+            for (long i = 0; Drafts && i < count; ++i) {
                 for (long k = past; k < room; ++k) brought[i * room + k] = 0.0F;
             }
         };
         for (long t = at.begin; t < at.end; ++t) {
-            if (t == at.known) keep();
+            if (Drafts && t == at.known) keep();
             const E* const x = as<E>(c.x, t * c.x_stride + start);
             const E* const gate = c.gates ? as<E>(c.gates, t * c.gate_stride + start) : nullptr;
             E* const out = static_cast<E*>(c.out) + t * c.channels + start;
@@ -82,10 +82,10 @@ void convolved(const ConvCall& c, long first, long last) {
                 if (gate) sum = rounded(sum, E{}) * load_some(gate + c.channels + i, some);
                 store_some(out + i, sum, some);
             });
-            for (long i = 0; t >= at.known && i < count; ++i) brought[i * room + past + t - at.known] = now[i];
+            for (long i = 0; Drafts && t >= at.known && i < count; ++i) brought[i * room + past + t - at.known] = now[i];
             oldest = (oldest + 1) % taps;
         }
-        if (at.known == at.end) keep();
+        if (!Drafts || at.known == at.end) keep();
         E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start) * room;
         for_vectors(count * room, [&](long i, long some) { store_some(state + i, load_some(brought + i, some), some); });
     }
@@ -93,9 +93,10 @@ void convolved(const ConvCall& c, long first, long last) {
 
 template <typename E>
 void conv(const ConvCall& c, long first, long last) {
-    if (c.taps == 3) return convolved<E, 3>(c, first, last);
-    if (c.taps == 4) return convolved<E, 4>(c, first, last);
-    convolved<E, 0>(c, first, last);
+    if (c.rows.drafts) return convolved<E, 0, true>(c, first, last);
+    if (c.taps == 3) return convolved<E, 3, false>(c, first, last);
+    if (c.taps == 4) return convolved<E, 4, false>(c, first, last);
+    convolved<E, 0, false>(c, first, last);
 }
 
 template <typename E>
