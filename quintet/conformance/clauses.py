@@ -23,6 +23,7 @@ CLAUSES = {
     "memory.sleep": "A device that can sleep gives its memory back, and has its weights again when it wakes.",
     # ops
     "ops.specification": "Every bound provider computes what the op's specification says, to a few roundings.",
+    "ops.drafts": "States of steps with draft tokens, and of those after them, are the specification's.",
     "ops.placed": "Products with what place() made of a weight, in every scheme, are the specification's.",
     "ops.finite": "What is not a number in one row stays in that row.",
     # attention

@@ -94,6 +94,8 @@ class MemoryPlan:
             if self.num_slots
             else ""
         )
+        drafts = self.model_memory.kv_cache_layout.max_drafts
+        shared += f", with {drafts} drafts beside each" if drafts and self.num_slots else ""
         return (
             f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
             f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"

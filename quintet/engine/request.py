@@ -100,7 +100,7 @@ class CoreRequest:
 class StateSlots:
     """Slots of a request's states, in a model that has some; 0: none. Only Slots changes them (see state_slots.py)."""
 
-    state: int = 0  # after num_state tokens, which are all that are computed
+    state: int = 0  # after num_state tokens: all that are computed, but for drafts that the slot keeps apart
     next_state: int = 0  # that the planned step writes
     previous: int = 0  # that the step before read, while its drafts are checked
     num_state: int = 0

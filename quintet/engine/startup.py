@@ -261,7 +261,7 @@ def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | No
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
     layout, captured = prepared.ranks.workers[0].kv_cache_layout, () if fixed else buckets
-    groups = len(layout.groups), plan.num_slots > 0
+    groups = len(layout.groups), layout.state_columns if plan.num_slots else 0
     batches = BatchBuilder(config.page_size, fixed, *groups, captured, prepared.inputs, layout.has_cross)
     runner = _runner(prepared, batches)
     runner.routed_experts = make_store(prepared)
@@ -288,6 +288,8 @@ def _engine_parts(
     lora = make_lora(config, ranks, ranking.lora_role(ranks), runner.adapted_heads)
     slots = None if lora is None else lora.slots
     num_drafts = 0 if drafting is None else drafting.num_drafts
+    if tables.state_slots is not None and tables.state_slots.max_drafts:
+        num_drafts = min(num_drafts, tables.state_slots.max_drafts)
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, num_drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
@@ -301,7 +303,8 @@ def _engine_parts(
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
     config, plan, worker = prepared.config, prepared.memory_plan, prepared.ranks.workers[0]
-    slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
+    drafts = worker.kv_cache_layout.max_drafts
+    slots = StateSlotPool(plan.num_slots, caching, drafts) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
     rows = make_row_store(prepared.sizes.row_store)
     encoder = encoders.make_encoder_cache(worker, pool, config.page_size)

@@ -300,7 +300,7 @@ class Platform(ABC):
     # model_type of a checkpoint -> "module:Class", a model that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
-    # what its mixers support of AttentionSpec and no platform has to: "chunk"; "cross" (source="cross", with keep())
+    # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts"
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:

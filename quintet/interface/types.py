@@ -63,6 +63,10 @@ class Group(NamedTuple):
     before the step (0: the request begins, from zeros), and the one that takes the state after it (0: padding). The two
     are never the same, and no unit is written twice in a step or read where it is written, but for 0: a step may be
     run again. Its slot_mapping is 0.
+
+    Where layers have StateSpec.max_drafts, it is [R, 4]. The third number counts drafts of the request's last step that
+    were accepted: the first unit keeps what they do, and they come before this step's tokens. The last one counts
+    drafts at the end of this step's tokens: the second unit keeps what they do, and its state does not hold them.
     """
 
     slot_mapping: Tensor  # [T]       where each token's K and V go: page * page_size + offset
@@ -272,6 +276,9 @@ class StateSpec:
     op: str
     shape: tuple[int, ...]  # of one request's state, without 4 axes: those are pages'
     dtype: torch.dtype = torch.float32  # of the state
+    # draft tokens of a request in a step that the op keeps apart from the state (see quintet/ops/states.py); not 0 only
+    # if Platform.optional_spec_fields names it
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.shape) != PAGE_AXES, "a state has other axes than a page"

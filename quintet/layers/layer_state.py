@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import Batch, Group, Layout, RotaryArgs, StepContext
+from quintet.interface.types import AttentionSpec, Batch, Group, Layout, RotaryArgs, StateSpec, StepContext
 from quintet.layers.lora_step import LoRAStep
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class LayerMixer:
     Group and places are settled when the whole model is built, by what its layers keep (engine/groups.py).
     """
 
-    def __init__(self, mixer: Mixer) -> None:
-        self.mixer = mixer
+    def __init__(self, mixer: Mixer, spec: AttentionSpec | StateSpec | None = None) -> None:
+        self.mixer, self.spec = mixer, spec
         self.group: int | None = None  # None: it keeps nothing
         self.kv_heads: int | None = None  # of the layer, on all ranks; None: not known
         self.tensor_indices = range(0)

@@ -6,6 +6,11 @@ alike wherever a number stands in a tensor.
 
 An op reads each request's state where the group's table says, and writes it where that says; rows without tokens, and
 padding, write to unit 0, which is never read. May write in place; use what it returns.
+
+Where StateSpec.max_drafts is not 0, a step writes the state before its draft tokens, and keeps beside it what each of
+them does to it. The next step first does that of the accepted ones: no model computes those again. A unit of
+short_conv() then holds max_drafts more tokens. One of state_space() or delta_rule() is flat: the state [H, P, N], and
+[max_drafts, H, 1 + P + N] float32: decay, given and key of the update state = decay state + given key'.
 """
 
 import math
@@ -22,6 +27,30 @@ from quintet.ops import attention
 from quintet.ops.registry import Op, Ops
 
 Given = tuple[Any, ...]  # what an op takes, in its order
+# what a step function of _scan_tokens() returns: [R, ...] outputs, states, and what the token does to a state
+Advanced = tuple[Tensor, Tensor, Tensor]
+
+DRAFT_OPS = frozenset({"delta_rule", "short_conv", "state_space"})  # those that keep what drafts do
+MAX_DRAFTS = 16  # of a request in a step, for these
+
+
+def unit_shape(spec: StateSpec) -> tuple[int, ...]:
+    """Returns the shape of one request's unit."""
+    if not spec.max_drafts:
+        return spec.shape
+    assert spec.op in DRAFT_OPS and spec.max_drafts <= MAX_DRAFTS, "platforms are asked for no others"
+    if spec.op == "short_conv":
+        channels, past = spec.shape
+        return channels, past + spec.max_drafts
+    heads, rows, width = spec.shape
+    return (heads * (rows * width + spec.max_drafts * (1 + rows + width)),)
+
+
+def room_for_drafts(state: Tensor, heads: int, rows: int, width: int) -> int:
+    """Returns the drafts that units of a state space, or of a delta rule, have room for."""
+    if state.dim() != 2:  # [units, numbers]: flat
+        return 0
+    return (state.shape[1] - heads * rows * width) // (heads * (1 + rows + width))
 
 
 class ConvWeights(NamedTuple):
@@ -37,23 +66,29 @@ def short_conv(
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], each channel convolved with its own weights over its request's last K tokens -> [T, C].
 
-    state [units, C, K - 1], in the type of x: the tokens before, the oldest first. Sums in float32, from the oldest
-    token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI 2025)
-    x is first multiplied by the first C of them, and what comes out by the others, each rounded.
+    state [units, C, K - 1 + drafts], in the type of x: the tokens before, the oldest first. Sums in float32, from the
+    oldest token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI
+    2025) x is first multiplied by the first C of them, and what comes out by the others, each rounded.
     """
     kept, taps = _read_states(state, context), conv.weight.float()
-    bias = None if conv.bias is None else conv.bias.float()
+    past, bias = conv.weight.shape[1] - 1, None if conv.bias is None else conv.bias.float()
     x = x if gates is None else x * gates[:, : x.shape[1]]
+    drafts = state.shape[2] - past
+    if drafts:
+        window = context.group.block_table[:, 2, None, None] + torch.arange(past, device=x.device)
+        kept = kept.gather(2, window.long().expand(-1, x.shape[1], -1))
 
-    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        seen = torch.cat([before, torch.index_select(x, 0, at)[:, :, None]], dim=2)
+    def step(at: Tensor, before: Tensor) -> Advanced:
+        given = torch.index_select(x, 0, at)
+        seen = torch.cat([before, given[:, :, None]], dim=2)
         out = seen[:, :, 0].float() * taps[:, 0]
         for k in range(1, taps.shape[1]):
             out = out + seen[:, :, k].float() * taps[:, k]
         out = out if bias is None else out + bias
-        return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:]
+        return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:], given
 
-    out, kept = _scan_tokens(step, kept, context)
+    out, kept, updates = _scan_tokens(step, kept, context, drafts)
+    kept = torch.cat([kept, *(update[:, :, None] for update in updates)], 2)
     return out if gates is None else out * gates[:, x.shape[1] :], _write_states(state, kept, context)
 
 
@@ -86,7 +121,7 @@ def state_space(
 
     Per head h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least.
     Without a dt it is 1, and a_log the logarithm of a fixed decay's (lightning attention). state [units, H, P, N]
-    float32.
+    float32, or flat units with drafts.
     """
     x, dt, into, out = moves
     heads, groups = x.shape[1], into.shape[1]
@@ -97,15 +132,14 @@ def state_space(
     decay = torch.exp(-torch.exp(scan.a_log) * steps)  # [T, H]
     wide, keys, queries = x.float() * steps[:, :, None], into.float(), out.float()
 
-    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def step(at: Tensor, before: Tensor) -> Advanced:
         kept, given, key, query = (torch.index_select(each, 0, at) for each in (decay, wide, keys, queries))
-        key, query = (each.repeat_interleave(heads // groups, 1)[:, :, None, :] for each in (key, query))
-        after = before * kept[:, :, None, None] + given[:, :, :, None] * key
-        return (after * query).sum(-1), after
+        key, query = (each.repeat_interleave(heads // groups, 1) for each in (key, query))
+        after = before * kept[:, :, None, None] + given[:, :, :, None] * key[:, :, None, :]
+        return (after * query[:, :, None, :]).sum(-1), after, torch.cat([kept[:, :, None], given, key], 2)
 
-    made, kept = _scan_tokens(step, _read_states(state, context), context)
-    made = made if scan.skip is None else made + x.float() * scan.skip[:, None]
-    return made, _write_states(state, kept, context)
+    made, state = _scan_updates(step, state, context, (heads, x.shape[2], into.shape[2]))
+    return made if scan.skip is None else made + x.float() * scan.skip[:, None], state
 
 
 @Op
@@ -117,12 +151,12 @@ def selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context:
     steps, rates = _softplus(dt.float() + scan.dt_bias), torch.exp(scan.a_log)  # [T, C], [C, N]
     wide, keys, queries = x[:, :, 0].float() * steps, into[:, 0].float(), out[:, 0].float()
 
-    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def step(at: Tensor, before: Tensor) -> Advanced:
         length, given, key, query = (torch.index_select(each, 0, at) for each in (steps, wide, keys, queries))
         after = before * torch.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
-        return (after * query[:, None]).sum(-1), after
+        return (after * query[:, None]).sum(-1), after, after
 
-    made, kept = _scan_tokens(step, _read_states(state, context), context)
+    made, kept, _ = _scan_tokens(step, _read_states(state, context), context)
     made = made if scan.skip is None else made + x[:, :, 0].float() * scan.skip
     return made[:, :, None], _write_states(state, kept, context)
 
@@ -142,7 +176,7 @@ def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
 
     Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
-    S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32.
+    S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32, or flat units with drafts.
     """
     q, k, v, forget, learn = turns
     assert scan.dt_bias is not None, "it forgets by a bias"
@@ -152,16 +186,15 @@ def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context
     queries, keys = (_unit(x.float()).repeat_interleave(each, 1) for x in (q, k))
     queries = queries * q.shape[2] ** -0.5
 
-    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def step(at: Tensor, before: Tensor) -> Advanced:
         given = (torch.index_select(x, 0, at) for x in (decay, rate, values, keys, queries))
         kept, learned, value, key, query = given
-        faded, key, query = before * kept[:, :, None, None], key[:, :, None, :], query[:, :, None, :]
-        missing = (value - (faded * key).sum(-1)) * learned[:, :, None]
-        after = faded + missing[:, :, :, None] * key
-        return (after * query).sum(-1), after
+        faded, wide, query = before * kept[:, :, None, None], key[:, :, None, :], query[:, :, None, :]
+        missing = (value - (faded * wide).sum(-1)) * learned[:, :, None]
+        after = faded + missing[:, :, :, None] * wide
+        return (after * query).sum(-1), after, torch.cat([kept[:, :, None], missing, key], 2)
 
-    made, kept = _scan_tokens(step, _read_states(state, context), context)
-    return made, _write_states(state, kept, context)
+    return _scan_updates(step, state, context, (v.shape[1], v.shape[2], q.shape[2]))
 
 
 class WKV7Inputs(NamedTuple):
@@ -195,15 +228,15 @@ def wkv7(moves: WKV7Inputs, rule: WKV7Weights, state: Tensor, context: StepConte
     taken, keys = _unit(moves.k.float() * rule.k_k), wkv7_keys(moves.k, moves.a, rule)
     reads, values = moves.r.float(), moves.v.float()
 
-    def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    def step(at: Tensor, before: Tensor) -> Advanced:
         taking = (torch.index_select(x, 0, at) for x in (decay, rate, taken, keys, values, reads))
         kept, learned, key, gives, value, read = taking
         back = (before * key[:, :, None]).sum(-1)
         after = before * kept[:, :, None] - back[:, :, :, None] * (key * learned)[:, :, None]
         after = after + value[:, :, :, None] * gives[:, :, None]
-        return (after * read[:, :, None]).sum(-1), after
+        return (after * read[:, :, None]).sum(-1), after, after
 
-    made, kept = _scan_tokens(step, _read_states(state, context), context)
+    made, kept, _ = _scan_tokens(step, _read_states(state, context), context)
     return made, _write_states(state, kept, context)
 
 
@@ -265,27 +298,58 @@ def _write_states(state: Tensor, kept: Tensor, context: StepContext) -> Tensor:
 
 
 def _scan_tokens(
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, context: StepContext
-) -> tuple[Tensor, Tensor]:
-    """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states).
-    -> what it gives for each token of the step [T, ...], and the states after each request's last."""
-    batch, outs = context.batch, []
+    step: Callable[[Tensor, Tensor], Advanced], kept: Tensor, context: StepContext, drafts: int = 0
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states,
+    updates). -> what it gives for each token of the step [T, ...], the states after each request's last token that is
+    no draft, and the updates of so many drafts of each [R, ...]."""
+    batch, outs, updates = context.batch, [], []
     starts, tokens = batch.query_start_loc, batch.token_ids.shape[0]
+    ends = starts[1:] - context.group.block_table[:, 3] if drafts else starts[1:]
+    state = kept
     for place in range(max_query_len(context)):
         at = starts[:-1] + place
-        out, after = step(at.clamp(max=tokens - 1), kept)
-        kept = torch.where((at < starts[1:]).reshape(-1, *[1] * (kept.dim() - 1)), after, kept)
+        out, state, update = step(at.clamp(max=tokens - 1), state)
+        kept = torch.where((at < ends).reshape(-1, *[1] * (kept.dim() - 1)), state, kept)
         outs.append(out)
+        if drafts:
+            updates.append(update)
     first = torch.index_select(starts, 0, batch.token_to_seq)
     places = (torch.arange(tokens, device=starts.device) - first).clamp(max=len(outs) - 1)  # padding stands past it
-    return torch.stack(outs)[places, batch.token_to_seq], kept
+    found = []
+    for index in range(drafts):
+        at = (ends - starts[:-1] + index).clamp(max=len(outs) - 1)
+        found.append(torch.stack(updates)[at, torch.arange(len(at), device=at.device)])
+    return torch.stack(outs)[places, batch.token_to_seq], kept, found
+
+
+def _scan_updates(
+    step: Callable[[Tensor, Tensor], Advanced], state: Tensor, context: StepContext, shape: tuple[int, int, int]
+) -> tuple[Tensor, Tensor]:
+    """_scan_tokens() of states [R, H, P, N] that are updated by decay, given and key -> what it gives, and the units
+    with the states after it."""
+    kept, drafts, size = _read_states(state, context), room_for_drafts(state, *shape), math.prod(shape)
+    if not drafts:
+        made, kept, _ = _scan_tokens(step, kept, context)
+        return made, _write_states(state, kept, context)
+    heads, rows, width = shape
+    accepted = context.group.block_table[:, 2]
+    updates = kept[:, size:].reshape(-1, drafts, heads, 1 + rows + width)
+    before = kept[:, :size].reshape(-1, *shape)
+    for index in range(drafts):
+        decay, given, key = updates[:, index].split([1, rows, width], 2)
+        after = before * decay[:, :, :, None] + given[:, :, :, None] * key[:, :, None, :]
+        before = torch.where((index < accepted)[:, None, None, None], after, before)
+    made, kept, found = _scan_tokens(step, before, context, drafts)
+    flat = torch.cat([each.flatten(1) for each in (kept, *found)], 1)
+    return made, _write_states(state, flat, context)
 
 
 class StateMixer(Mixer):
-    """The spec's op on its one tensor [units, *shape]."""
+    """The spec's op on its one tensor [units, *unit_shape(spec)]."""
 
     def __init__(self, spec: StateSpec, ops: Ops) -> None:
-        self.layouts = (Layout(spec.dtype, spec.shape, unit="request"),)
+        self.layouts = (Layout(spec.dtype, unit_shape(spec), unit="request"),)
         self._advance = getattr(ops.take(spec.op), spec.op)
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:

@@ -31,15 +31,22 @@ void at_least(const char* name, long value, long least) {
     }
 }
 
-// Requests' tokens and states, as Python gives them: query_start_loc, block_table, requests, columns, units.
+// Requests' tokens and states, as Python gives them: query_start_loc, block_table, requests, columns, units, drafts.
 StateRows rows_of(const nb::tuple& rows) {
-    if (rows.size() != 5) throw std::invalid_argument("rows are five numbers");
+    if (rows.size() != 6) throw std::invalid_argument("rows are six numbers");
     const auto number = [&](size_t place) { return nb::cast<long>(rows[place]); };
     at_least("requests", number(2), 0);
-    at_least("columns", number(3), 2);
+    at_least("drafts", number(5), 0);
+    at_least("columns", number(3), number(5) ? 4 : 2);
+    if (number(5) > kMostDrafts) throw std::invalid_argument("there are " + std::to_string(kMostDrafts) + " drafts at most");
     at_least("units", number(4), 1);
     return {at<const int>(nb::cast<uintptr_t>(rows[0])), at<const int>(nb::cast<uintptr_t>(rows[1])), number(2), number(3),
-            number(4)};
+            number(4), number(5)};
+}
+
+// Numbers of a state, and of what drafts do to it.
+long unit_size(const StateRows& rows, long heads, long dim, long width) {
+    return heads * (dim * width + rows.drafts * (1 + dim + width));
 }
 
 void divided(long heads, long groups) {
@@ -61,18 +68,19 @@ void conv(int kind, uintptr_t out, uintptr_t x, uintptr_t gates, uintptr_t weigh
 
 void space(int kind, uintptr_t out, uintptr_t x, uintptr_t dt, uintptr_t into, uintptr_t out_of, uintptr_t a_log,
            uintptr_t dt_bias, uintptr_t skip, uintptr_t steps, uintptr_t sides, uintptr_t state, const nb::tuple& strides,
-           long tokens, long heads, long groups, long dim, long width, float least, const nb::tuple& rows) {
+           long tokens, long heads, long groups, long dim, long width, long unit, float least, const nb::tuple& rows) {
     if (strides.size() != 4) throw std::invalid_argument("strides are four numbers");
     const auto stride = [&](size_t place) { return nb::cast<long>(strides[place]); };
     const SpaceCall call = {at<float>(out), at(x), at(dt), at(into), at(out_of), at<const float>(a_log),
                             at<const float>(dt_bias), at<const float>(skip), at<float>(steps), at<float>(sides),
                             at<float>(state), stride(0), stride(1), stride(2), stride(3), tokens, heads, groups, dim, width,
-                            least, type_of(kind), rows_of(rows)};
+                            unit, least, type_of(kind), rows_of(rows)};
     if (dt && !dt_bias) throw std::invalid_argument("a dt comes with a bias");
     at_least("tokens", tokens, 0);
     at_least("dim", dim, 1);
     at_least("width", width, 1);
     divided(heads, groups);
+    at_least("unit", unit, unit_size(call.rows, heads, dim, width));
     const nb::gil_scoped_release released;
     submit(state_space, call);
 }
@@ -97,17 +105,20 @@ void selective(int kind, uintptr_t out, uintptr_t x, uintptr_t dt, uintptr_t int
 
 void delta(int kind, uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t forget, uintptr_t learn, uintptr_t a_log,
            uintptr_t dt_bias, uintptr_t steps, uintptr_t units, uintptr_t state, const nb::tuple& strides, long tokens,
-           long heads, long groups, long values, long width, const nb::tuple& rows) {
+           long heads, long groups, long values, long width, long unit, const nb::tuple& rows) {
     if (strides.size() != 5) throw std::invalid_argument("strides are five numbers");
     const auto stride = [&](size_t place) { return nb::cast<long>(strides[place]); };
     const DeltaCall call = {at<float>(out), at(q), at(k), at(v), at(forget), at(learn), at<const float>(a_log),
                             at<const float>(dt_bias), at<float>(steps), at<float>(units), at<float>(state), stride(0),
-                            stride(1), stride(2), stride(3), stride(4), tokens, heads, groups, values, width, type_of(kind),
+                            stride(1), stride(2), stride(3), stride(4), tokens, heads, groups, values, width, unit, type_of(kind),
                             rows_of(rows)};
     at_least("tokens", tokens, 0);
     at_least("values", values, 1);
     at_least("width", width, 1);
     divided(heads, groups);
+    at_least("unit", unit, unit_size(call.rows, heads, values, width));
+    if (call.rows.drafts && width > kMostWidth)
+        throw std::invalid_argument("a row of a state with drafts has " + std::to_string(kMostWidth) + " numbers at most");
     const nb::gil_scoped_release released;
     submit(delta_rule, call);
 }
@@ -140,11 +151,11 @@ void bind_states(nb::module_& m) {
           nb::arg("silu"), nb::arg("rows"),
           "Each channel of x over its request's last tokens, as quintet/ops/states.py has it. `kind` is 0 for float32, 1 for "
           "bfloat16, 2 for float16; addresses, and token strides in elements; gates and bias may be 0. rows: (query_start_loc, block_table, "
-          "requests, columns, units).");
+          "requests, columns, units, drafts), see csrc/cpu/kernels/states.h.");
     m.def("state_space", &space, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("dt"), nb::arg("into"),
           nb::arg("out_of"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("steps"), nb::arg("sides"),
           nb::arg("state"), nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("dim"),
-          nb::arg("width"), nb::arg("least"), nb::arg("rows"),
+          nb::arg("width"), nb::arg("unit"), nb::arg("least"), nb::arg("rows"),
           "Of x, dt, into and out_of, whose strides come in this order; steps [2, tokens, heads] and sides [2, tokens, "
           "groups, width] are scratch in float32.");
     m.def("selective_scan", &selective, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("dt"), nb::arg("into"),
@@ -154,7 +165,7 @@ void bind_states(nb::module_& m) {
     m.def("delta_rule", &delta, nb::arg("kind"), nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("forget"),
           nb::arg("learn"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("steps"), nb::arg("units"), nb::arg("state"),
           nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("values"), nb::arg("width"),
-          nb::arg("rows"),
+          nb::arg("unit"), nb::arg("rows"),
           "Of q, k, v, forget and learn, whose strides come in this order; steps, and units [2, tokens, groups, width], are "
           "scratch in float32.");
     m.def("gated_norm", &norm, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("gate"), nb::arg("weight"),

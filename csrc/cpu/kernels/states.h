@@ -9,15 +9,22 @@
 namespace quintet::cpu {
 
 constexpr long kMostTaps = 8;  // of a convolution
-constexpr long kMostWidth = 256;  // numbers that a channel of a selective scan keeps
+constexpr long kMostWidth = 256;  // numbers that a channel of a selective scan keeps, or a row of a state with drafts
+constexpr long kMostDrafts = 16;  // of a request in a step
 
 // Whose tokens these are, and where each request's state lies: row r has the tokens
 // query_start_loc[r]..query_start_loc[r + 1] - 1, reads its state from unit block_table[r * columns], 0 being zeros,
 // and writes it to unit block_table[r * columns + 1], another one.
+//
+// With drafts, a unit has room for what so many tokens do to a state, and a row has two more numbers: tokens that unit
+// block_table[r * columns] keeps and that come before the step's, and tokens at the end of the step's that the state does
+// not take in: the unit that is written keeps what they do. For state spaces and the delta rule these are, behind the state,
+// [drafts, heads, 1 + rows + width] numbers: decay, given and key of state = decay * state + given key'.
 struct StateRows {
     const int* query_start_loc;
     const int* block_table;
     long requests, columns, units;
+    long drafts;  // 0: rows have two numbers
 };
 
 struct ConvCall {
@@ -26,7 +33,7 @@ struct ConvCall {
     const void* gates;   // [tokens, 2 channels]: factors before, then after; or null
     const void* weight;  // [channels, taps]
     const void* bias;    // [channels], or null
-    void* state;         // [units, channels, taps - 1]
+    void* state;         // [units, channels, taps - 1 + drafts]
     long x_stride, gate_stride, channels, taps;
     bool silu;
     FloatType type;
@@ -42,9 +49,10 @@ struct SpaceCall {
     const float *a_log, *dt_bias, *skip;  // [heads]; the last may be null, and the bias where dt is
     float* steps;        // [2, tokens, heads]: what is made of dt, and what of a state stays
     float* sides;        // [2, tokens, groups, width]: what goes in and what brings out, in float32
-    float* state;        // [units, heads, dim, width]
+    float* state;        // [units, heads, dim, width], and what drafts do to it
     long x_stride, dt_stride, into_stride, out_of_stride;
     long tokens, heads, groups, dim, width;
+    long unit;           // numbers from one unit to the next
     float least;
     FloatType type;
     StateRows rows;
@@ -77,9 +85,10 @@ struct DeltaCall {
     const float *a_log, *dt_bias;  // [heads]
     float* steps;         // [2, tokens, heads]: the rate of learning, and what of a state stays
     float* units;         // [2, tokens, groups, width]: q and k of length 1, q divided by the root of the width
-    float* state;         // [units, heads, values, width]
+    float* state;         // [units, heads, values, width], and what drafts do to it
     long q_stride, k_stride, v_stride, forget_stride, learn_stride;
     long tokens, heads, groups, values, width;
+    long unit;            // numbers from one unit to the next
     FloatType type;
     StateRows rows;
 };

@@ -12,47 +12,59 @@ namespace {
 constexpr long kTokens = 32;  // that one row of a state is taken through before the next: what they bring stays near
 
 // A head's state, as it was, where it is to be.
-inline float* taken_over(float* state, const Stretch& at, long heads, long head, long size) {
-    float* const to = state + (at.write * heads + head) * size;
-    const float* const from = state + (at.read * heads + head) * size;
+inline float* taken_over(float* state, const Stretch& at, long unit, long head, long size) {
+    float* const to = state + at.write * unit + head * size;
+    const float* const from = state + at.read * unit + head * size;
     for_vectors(size, [=](long i, long count) {
         store_some(to + i, at.read ? load_some(from + i, count) : splat(0.0F), count);
     });
     return to;
 }
 
-// [rows, columns] -> the columns, kConvBlock apart; with so many columns where the compiler is told how many.
+// [rows, columns], the rows `stride` apart -> the columns, kConvBlock apart; with so many columns where the compiler is told
+// how many.
 template <long Columns>
-inline void channels_turned(float* out, const float* x, long rows, long columns) {
+inline void channels_turned(float* out, const float* x, long rows, long columns, long stride) {
     const long width = Columns ? Columns : columns;
     for (long r = 0; r < rows; ++r) {
-        for (long c = 0; c < width; ++c) out[c * kConvBlock + r] = x[r * width + c];
+        for (long c = 0; c < width; ++c) out[c * kConvBlock + r] = x[r * stride + c];
     }
 }
 
 // A block's channels through a request's tokens. `seen` goes round: the oldest token of those that are seen stands at
-// `oldest`. Taps is what c.taps is, or 0 for any number.
-template <typename E, long Taps>
+// `oldest`. Taps is what c.taps is, or 0 for any number; without Drafts, a state has no room for any.
+template <typename E, long Taps, bool Drafts>
 void convolved(const ConvCall& c, long first, long last) {
     const long taps = Taps ? Taps : c.taps, past = taps - 1, blocks = (c.channels + kConvBlock - 1) / kConvBlock;
     constexpr long kPast = Taps ? Taps - 1 : 0, kSteps = Taps ? Taps : kMostTaps;
     float seen[kSteps][kConvBlock], weights[kSteps][kConvBlock], bias[kConvBlock];
-    float brought[kConvBlock * kSteps];  // as it lies in memory, channel by channel
+    const long room = Drafts ? past + c.rows.drafts : past;
+    float brought[kConvBlock * (kSteps + kMostDrafts)];  // as it lies in memory, channel by channel
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / blocks);
         const long start = unit % blocks * kConvBlock;
         const long count = c.channels - start < kConvBlock ? c.channels - start : kConvBlock;
         widened(brought, as<E>(c.weight, start * taps), count * taps);
-        channels_turned<Taps>(&weights[0][0], brought, count, taps);
+        channels_turned<Taps>(&weights[0][0], brought, count, taps, taps);
         if (c.bias) widened(bias, as<E>(c.bias, start), count);
         if (at.read) {
-            widened(brought, as<E>(c.state, (at.read * c.channels + start) * past), count * past);
-            channels_turned<kPast>(&seen[0][0], brought, count, past);
+            widened(brought, as<E>(c.state, (at.read * c.channels + start) * room), count * room);
+            channels_turned<kPast>(&seen[0][0], brought + (Drafts ? at.accepted : 0), count, past, room);
         } else {
             for (long k = 0; k < past; ++k) for_vectors(count, [&](long i, long some) { store_some(seen[k] + i, splat(0.0F), some); });
         }
         long oldest = 0;
+        const auto keep = [&] {
+            for (long k = 0; k < past; ++k) {
+                const float* const from = seen[(oldest + k) % taps];
+                for (long i = 0; i < count; ++i) brought[i * room + k] = from[i];
+            }
+            for (long i = 0; Drafts && i < count; ++i) {
+                for (long k = past; k < room; ++k) brought[i * room + k] = 0.0F;
+            }
+        };
         for (long t = at.begin; t < at.end; ++t) {
+            if (Drafts && t == at.known) keep();
             const E* const x = as<E>(c.x, t * c.x_stride + start);
             const E* const gate = c.gates ? as<E>(c.gates, t * c.gate_stride + start) : nullptr;
             E* const out = static_cast<E*>(c.out) + t * c.channels + start;
@@ -70,22 +82,21 @@ void convolved(const ConvCall& c, long first, long last) {
                 if (gate) sum = rounded(sum, E{}) * load_some(gate + c.channels + i, some);
                 store_some(out + i, sum, some);
             });
+            for (long i = 0; Drafts && t >= at.known && i < count; ++i) brought[i * room + past + t - at.known] = now[i];
             oldest = (oldest + 1) % taps;
         }
-        for (long k = 0; k < past; ++k) {
-            const float* const from = seen[(oldest + k) % taps];
-            for (long i = 0; i < count; ++i) brought[i * past + k] = from[i];
-        }
-        E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start) * past;
-        for_vectors(count * past, [&](long i, long some) { store_some(state + i, load_some(brought + i, some), some); });
+        if (!Drafts || at.known == at.end) keep();
+        E* const state = static_cast<E*>(c.state) + (at.write * c.channels + start) * room;
+        for_vectors(count * room, [&](long i, long some) { store_some(state + i, load_some(brought + i, some), some); });
     }
 }
 
 template <typename E>
 void conv(const ConvCall& c, long first, long last) {
-    if (c.taps == 3) return convolved<E, 3>(c, first, last);
-    if (c.taps == 4) return convolved<E, 4>(c, first, last);
-    convolved<E, 0>(c, first, last);
+    if (c.rows.drafts) return convolved<E, 0, true>(c, first, last);
+    if (c.taps == 3) return convolved<E, 3, false>(c, first, last);
+    if (c.taps == 4) return convolved<E, 4, false>(c, first, last);
+    convolved<E, 0, false>(c, first, last);
 }
 
 template <typename E>
@@ -114,11 +125,26 @@ void delta(const DeltaCall& c, long first, long last) {
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / c.heads);
         const long head = unit % c.heads, group = head / (c.heads / c.groups);
-        float* const state = taken_over(c.state, at, c.heads, head, c.values * c.width);
-        for (long from = at.begin; from < at.end; from += kTokens) {
-            const long until = from + kTokens < at.end ? from + kTokens : at.end;
+        float* const state = taken_over(c.state, at, c.unit, head, c.values * c.width);
+        for (long from = at.begin, until; from < at.end; from = until) {
+            const bool drafts = from >= at.known;
+            const long end = drafts ? at.end : at.known;
+            until = from + kTokens < end ? from + kTokens : end;
             for (long p = 0; p < c.values; ++p) {
-                float* const row = state + p * c.width;
+                float* row = state + p * c.width;
+                float aside[kMostWidth];
+                if (drafts) {
+                    widened(aside, row, c.width);
+                    row = aside;
+                }
+                for (long a = 0; from == at.begin && a < at.accepted; ++a) {
+                    const float* const update = update_of(c.state + at.read * c.unit, a, c.heads, head, c.values, c.width);
+                    const Floats decay = splat(update[0]), given = splat(update[1 + p]);
+                    for_vectors(c.width, [=](long i, long count) {
+                        const Floats key = load_some(update + 1 + c.values + i, count);
+                        store_some(row + i, fma(given, key, load_some(row + i, count) * decay), count);
+                    });
+                }
                 for (long t = from; t < until; ++t) {
                     const Floats decay = splat(kept[t * c.heads + head]);
                     const float* const q = c.units + (t * c.groups + group) * c.width;
@@ -127,13 +153,18 @@ void delta(const DeltaCall& c, long first, long last) {
                         return fma(load_some(row + i, count) * decay, load_some(k + i, count), s);
                     });
                     const float value = one(as<E>(c.v, t * c.v_stride + head * c.values + p));
-                    const Floats missing = splat((value - found) * c.steps[t * c.heads + head]);
+                    const float given = (value - found) * c.steps[t * c.heads + head];
+                    const Floats missing = splat(given);
                     const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
                         const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay);
                         store_some(row + i, h, count);
                         return fma(h, load_some(q + i, count), s);
                     });
                     c.out[(t * c.heads + head) * c.values + p] = sum;
+                    if (!drafts) continue;
+                    float* const update = update_of(c.state + at.write * c.unit, t - from, c.heads, head, c.values, c.width);
+                    update[0] = kept[t * c.heads + head], update[1 + p] = given;
+                    if (!p) widened(update + 1 + c.values, k, c.width);
                 }
             }
         }

@@ -13,13 +13,20 @@ inline const E* as(const void* at, long place) {
     return static_cast<const E*>(at) + place;
 }
 
-struct Stretch {  // of one request
-    long begin, end, read, write;
+struct Stretch {  // of one request: tokens from `known` on are drafts; `accepted` ones of the step before come first
+    long begin, known, end, read, write, accepted;
 };
 
 inline Stretch stretch_of(const StateRows& rows, long request) {
     const int* const units = rows.block_table + request * rows.columns;
-    return {rows.query_start_loc[request], rows.query_start_loc[request + 1], units[0], units[1]};
+    const long end = rows.query_start_loc[request + 1];
+    return {rows.query_start_loc[request], rows.drafts ? end - units[3] : end, end, units[0], units[1],
+            rows.drafts ? units[2] : 0};
+}
+
+// What the place-th draft does to a head's state in the unit at `state`: decay, given[rows], key[width].
+inline float* update_of(float* state, long place, long heads, long head, long rows, long width) {
+    return state + heads * rows * width + (place * heads + head) * (1 + rows + width);
 }
 
 template <typename E>

@@ -34,11 +34,13 @@ void moves(const SpaceCall& c, long first, long last) {
 }
 
 struct Near {  // some tokens and rows of one request's head
-    const float *from, *into, *out_of, *kept;
-    float* to;
+    const float* from;
+    float* to;  // null: the state is not written
     bool begins;  // the state, with zeros
     bool streamed;  // the state is written past the caches
-    long tokens, width, shared, heads;  // shared, heads: numbers from one token to the next
+    long tokens, width;
+    const float *into[kNear], *out_of[kNear];
+    float kept[kNear];
     float given[kNear][kNearRows];
     Floats sums[kNear][kNearRows];
 };
@@ -60,9 +62,9 @@ inline void advance(Near& near, long row, long place, Some some) {
         for (long v = 0; v < held; ++v) h[r][v] = near.begins ? splat(0.0F) : load_some(from + v * kLanes, some);
     }
     for (long t = 0; t < near.tokens; ++t) {
-        const float* const into = near.into + t * near.shared + place;
-        const float* const out_of = near.out_of + t * near.shared + place;
-        const Floats decay = splat(near.kept[t * near.heads]);
+        const float* const into = near.into[t] + place;
+        const float* const out_of = near.out_of[t] + place;
+        const Floats decay = splat(near.kept[t]);
         Floats given[rows], sums[rows];
 #pragma GCC unroll 2
         for (long r = 0; r < rows; ++r) given[r] = splat(near.given[t][row + r]), sums[r] = near.sums[t][row + r];
@@ -78,6 +80,7 @@ inline void advance(Near& near, long row, long place, Some some) {
 #pragma GCC unroll 2
         for (long r = 0; r < rows; ++r) near.sums[t][row + r] = sums[r];
     }
+    if (!near.to) return;
     for (long r = 0; r < rows; ++r) {
         float* const to = near.to + (row + r) * near.width + place;
         for (long v = 0; v < held; ++v) put(to + v * kLanes, h[r][v], some, near.streamed);
@@ -96,40 +99,71 @@ inline void advance_rows(Near& near, long row) {
     if (place < near.width) advance<rows, 1>(near, row, place, near.width - place);
 }
 
+// Tokens first..first + near.tokens - 1 of a request's head: those before 0 are accepted drafts, which the unit that is read
+// keeps.
+inline void brought(Near& near, const SpaceCall& c, const Stretch& at, long head, long first) {
+    const long shared = c.groups * c.width, group = head / (c.heads / c.groups);
+    for (long i = 0; i < near.tokens; ++i) {
+        const long t = at.begin + first + i;
+        if (first + i < 0) {
+            const float* const update =
+                update_of(c.state + at.read * c.unit, at.accepted + first + i, c.heads, head, c.dim, c.width);
+            near.kept[i] = update[0], near.into[i] = near.out_of[i] = update + 1 + c.dim;
+        } else {
+            near.kept[i] = c.steps[(c.tokens + t) * c.heads + head];
+            near.into[i] = c.sides + t * shared + group * c.width, near.out_of[i] = near.into[i] + c.tokens * shared;
+        }
+    }
+}
+
 template <typename E>
 void space(const SpaceCall& c, long first, long last) {
-    const long shared = c.groups * c.width, size = c.dim * c.width;
+    const long size = c.dim * c.width;
     Near near;
-    near.width = c.width, near.shared = shared, near.heads = c.heads, near.streamed = c.past_caches;
+    near.width = c.width, near.streamed = c.past_caches;
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / c.heads);
-        const long head = unit % c.heads, group = head / (c.heads / c.groups);
-        float* const state = c.state + (at.write * c.heads + head) * size;
-        const float* from = c.state + (at.read * c.heads + head) * size;
+        const long head = unit % c.heads, known = at.known - at.begin, count = at.end - at.begin;
+        float* const write = c.state + at.write * c.unit;
+        const float* from = c.state + at.read * c.unit + head * size;
         near.begins = !at.read;
         const Floats skip = splat(c.skip ? c.skip[head] : 0.0F);
-        long t = at.begin;
+        long token = -at.accepted;
         do {  // a request without tokens keeps its state
-            near.tokens = t + kNear < at.end ? kNear : at.end - t;
-            near.into = c.sides + t * shared + group * c.width, near.out_of = near.into + c.tokens * shared;
-            near.kept = c.steps + (c.tokens + t) * c.heads + head;
+            const bool drafts = token >= known && known < count;
+            const long left = (drafts ? count : known) - token;
+            near.tokens = left < kNear ? left : kNear;
+            brought(near, c, at, head, token);
+            const long own = token < 0 ? -token : 0;  // the first of the step's
             for (long p = 0; p < c.dim; p += kNearRows) {
                 const long rows = p + kNearRows < c.dim ? kNearRows : c.dim - p;
-                near.from = from + p * c.width, near.to = state + p * c.width;
+                near.from = from + p * c.width, near.to = drafts ? nullptr : write + head * size + p * c.width;
                 for (long i = 0; i < near.tokens; ++i) {
-                    const E* const x = as<E>(c.x, (t + i) * c.x_stride + head * c.dim + p);
-                    const Floats step = splat(c.steps[(t + i) * c.heads + head]);
+                    for (long r = 0; r < rows; ++r) near.sums[i][r] = splat(0.0F);
+                    if (i < own) {
+                        const float* const given = near.into[i] - c.dim + p;
+                        for_vectors(rows, [&](long r, long some) { store_some(near.given[i] + r, load_some(given + r, some), some); });
+                        continue;
+                    }
+                    const long t = at.begin + token + i;
+                    const E* const x = as<E>(c.x, t * c.x_stride + head * c.dim + p);
+                    const Floats step = splat(c.steps[t * c.heads + head]);
                     for_vectors(rows, [&](long r, long some) {
                         store_some(near.given[i] + r, load_some(x + r, some) * step, some);
                     });
-                    for (long r = 0; r < rows; ++r) near.sums[i][r] = splat(0.0F);
+                    if (!drafts) continue;
+                    float* const update = update_of(write, i, c.heads, head, c.dim, c.width);
+                    update[0] = near.kept[i];
+                    widened(update + 1 + p, near.given[i], rows);
+                    if (!p) widened(update + 1 + c.dim, near.into[i], c.width);
                 }
                 long row = 0;
                 for (; row + kSide <= rows; row += kSide) advance_rows<kSide>(near, row);
                 for (; row < rows; ++row) advance_rows<1>(near, row);
-                for (long i = 0; i < near.tokens; ++i) {
-                    const E* const x = as<E>(c.x, (t + i) * c.x_stride + head * c.dim + p);
-                    float* const out = c.out + ((t + i) * c.heads + head) * c.dim + p;
+                for (long i = own; i < near.tokens; ++i) {
+                    const long t = at.begin + token + i;
+                    const E* const x = as<E>(c.x, t * c.x_stride + head * c.dim + p);
+                    float* const out = c.out + (t * c.heads + head) * c.dim + p;
                     float totals[kNearRows];
                     for (long r = 0; r < rows; ++r) totals[r] = sum_across(near.sums[i][r]);
                     for_vectors(rows, [&](long r, long some) {
@@ -137,8 +171,8 @@ void space(const SpaceCall& c, long first, long last) {
                     });
                 }
             }
-            from = state, near.begins = false, t += near.tokens;
-        } while (t < at.end);
+            from = write + head * size, near.begins = false, token += near.tokens;
+        } while (token < count);
     }
     if (c.past_caches) settled();
 }

@@ -11,6 +11,14 @@ namespace quintet::cpu {
 
 namespace {
 
+void check_drafts(const StateRows& rows, long r, const int* units) {
+    const long tokens = rows.query_start_loc[r + 1] - rows.query_start_loc[r];
+    if (units[2] < 0 || units[2] > rows.drafts || units[3] < 0 || units[3] > rows.drafts)
+        throw std::invalid_argument("a request has more drafts than its state has room for");
+    if (units[3] && units[3] >= tokens) throw std::invalid_argument("a step has a token before its drafts");
+    if (units[2] && !(units[0] && tokens)) throw std::invalid_argument("drafts were accepted, and no state is before them");
+}
+
 // A kernel reads and writes where the block table says: looked at once, before it runs.
 void check(const StateRows& rows) {
     for (long r = 0; r < rows.requests; ++r) {
@@ -21,6 +29,7 @@ void check(const StateRows& rows) {
         if (units[0] == units[1] && units[0]) throw std::invalid_argument("a step writes a state where it reads it");
         if (rows.query_start_loc[r] > rows.query_start_loc[r + 1])
             throw std::invalid_argument("a request ends before it begins");
+        if (rows.drafts) check_drafts(rows, r, units);
     }
 }
 
@@ -51,7 +60,7 @@ constexpr long kPastCaches = 1L << 20;  // bytes of one layer's states: those of
 // A head that fills no whole cache lines is written as usual.
 bool past_caches(const SpaceCall& c) {
     const long size = c.dim * c.width * 4, line = 64;
-    const bool lines = c.width * 4 % line == 0 && reinterpret_cast<std::uintptr_t>(c.state) % line == 0;
+    const bool lines = c.width * 4 % line == 0 && c.unit * 4 % line == 0 && reinterpret_cast<std::uintptr_t>(c.state) % line == 0;
     return lines && c.tokens <= c.rows.requests && c.rows.requests * c.heads * size >= kPastCaches;
 }
 

@@ -1,12 +1,12 @@
 """Arguments for the ops with one state per request, and for the ops beside them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
-from quintet.interface.types import Batch, Group, StepContext
+from quintet.interface.types import Batch, Group, StateSpec, StepContext
 from quintet.ops.states import (
     ConvWeights,
     DeltaRuleInputs,
@@ -15,14 +15,23 @@ from quintet.ops.states import (
     WKV7Inputs,
     WKV7OutputWeights,
     WKV7Weights,
+    unit_shape,
 )
 
 UNITS = 9  # of a state
 # tokens of each request, and the units that their states are read from and written to
-MIXES = (((1,), ((0, 3),)), ((5,), ((4, 1),)), ((3, 1, 40), ((0, 2), (7, 5), (8, 6))), ((1, 1), ((1, 2), (0, 8))))
+Mixes = tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+MIXES: Mixes = (
+    *(((1,), ((0, 3),)), ((5,), ((4, 1),)), ((3, 1, 40), ((0, 2), (7, 5), (8, 6))), ((1, 1), ((1, 2), (0, 8)))),
+)
+# the last of the tokens are drafts; before them come accepted ones of the step before
+NUM_DRAFTS = 3
+DRAFT_MIXES: Mixes = (
+    *(((4,), ((0, 3, 0, 3),)), ((4,), ((5, 1, 2, 3),)), ((45, 4, 6), ((4, 1, 3, 3), (0, 2, 0, 3), (7, 6, 1, 3)))),
+)
 
 
-def _context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> StepContext:
+def _context(counts: tuple[int, ...], units: tuple[tuple[int, ...], ...]) -> StepContext:
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     owners = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
     none, lengths = torch.zeros(sum(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
@@ -31,29 +40,34 @@ def _context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> Ste
     return StepContext(Batch(none, none, owners, starts, none, (group,)), group)
 
 
+def _state(op: str, shape: tuple[int, ...], dtype: torch.dtype, mixes: Mixes) -> Tensor:
+    drafts = NUM_DRAFTS if mixes is DRAFT_MIXES else 0
+    return randn(UNITS, *unit_shape(StateSpec(op, shape, dtype, drafts)), dtype=dtype)
+
+
 def _heads(*shape: int) -> Tensor:
     return randn(*shape, dtype=torch.float32, scale=0.5)
 
 
-def short_conv(dtype: torch.dtype) -> Iterator[Case]:
+def short_conv(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
     for channels, taps, gated, biased in ((3, 2, False, False), (70, 4, False, True), (129, 3, True, True)):
-        for counts, units in MIXES:
+        for counts, units in mixes:
             tokens = sum(counts)
             conv = ConvWeights(randn(channels, taps, dtype=dtype), randn(channels, dtype=dtype) if biased else None)
             gates = randn(tokens, 2 * channels, dtype=dtype) if gated else None
-            state = randn(UNITS, channels, taps - 1, dtype=dtype)
+            state = _state("short_conv", (channels, taps - 1), dtype, mixes)
             given = randn(tokens, channels, dtype=dtype), gates, conv, state, _context(counts, units)
             yield f"{channels} channels, {taps} taps, {counts} tokens", (*given, biased)
 
 
-def state_space(dtype: torch.dtype) -> Iterator[Case]:
+def state_space(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
     for heads, groups, dim, width in ((1, 1, 1, 1), (6, 2, 8, 24), (4, 4, 5, 33)):
-        for counts, units in MIXES:
+        for counts, units in mixes:
             tokens, context = sum(counts), _context(counts, units)
             x, dt = randn(tokens, heads, dim, dtype=dtype), randn(tokens, heads, dtype=dtype)
             into, out = (randn(tokens, groups, width, dtype=dtype, scale=width**-size) for size in (0.0, 0.5))
             scan = ScanWeights(_heads(heads), _heads(heads), _heads(heads))
-            state = randn(UNITS, heads, dim, width, dtype=torch.float32)
+            state = _state("state_space", (heads, dim, width), torch.float32, mixes)
             what = f"{heads} heads of {dim}, {width} numbers, {counts} tokens"
             yield what, (ScanInputs(x, dt, into, out), scan, state, context, 0.1)
             yield (
@@ -76,14 +90,14 @@ def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
             )
 
 
-def delta_rule(dtype: torch.dtype) -> Iterator[Case]:
+def delta_rule(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
     for heads, groups, values, width in ((1, 1, 1, 2), (6, 3, 12, 24), (2, 2, 7, 33)):
-        for counts, units in MIXES:
+        for counts, units in mixes:
             tokens = sum(counts)
             q, k = (randn(tokens, groups, width, dtype=dtype, scale=size) for size in (1.0, 2.0))
             rates = [randn(tokens, heads, dtype=dtype, scale=size) for size in (1.0, 2.0)]
             turns = DeltaRuleInputs(q, k, randn(tokens, heads, values, dtype=dtype), *rates)
-            state = randn(UNITS, heads, values, width, dtype=torch.float32)
+            state = _state("delta_rule", (heads, values, width), torch.float32, mixes)
             what = f"{heads} heads of {values} by {width}, {counts} tokens"
             yield what, (turns, ScanWeights(_heads(heads), _heads(heads)), state, _context(counts, units))
 
@@ -157,6 +171,11 @@ STATES: dict[str, Cases] = {
     "short_conv": short_conv,
     "state_space": state_space,
     "wkv7": wkv7,
+}
+DRAFTS: dict[str, Callable[[torch.dtype, Mixes], Iterator[Case]]] = {  # of those that keep drafts apart
+    "delta_rule": delta_rule,
+    "short_conv": short_conv,
+    "state_space": state_space,
 }
 STATE_HELPERS: dict[str, Cases] = {
     "between": between,

@@ -13,7 +13,7 @@ from quintet.conformance.cases.lora import LORA
 from quintet.conformance.cases.model_ops import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import Case
-from quintet.conformance.cases.states import STATES
+from quintet.conformance.cases.states import DRAFT_MIXES, DRAFTS, STATES
 from quintet.conformance.check import NotSupported, Trial, check, evenly_chosen, require
 from quintet.conformance.close import dtype_name, require_close
 from quintet.conformance.harness import linear_layers as products
@@ -58,6 +58,13 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             yield Trial(
                 f"{name} in {dtype_name(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden)
             )
+
+
+@check("ops.drafts")
+def states_keep_drafts_apart(subject: Subject) -> Iterator[Trial]:
+    """Steps that end with draft tokens, after steps of which some were accepted."""
+    for name, dtype in itertools.product(sorted(DRAFTS), subject.facts.dtypes):
+        yield Trial(f"{name} in {dtype_name(dtype)}", partial(_drafts_specified, subject, name, dtype))
 
 
 @check("ops.placed")
@@ -150,6 +157,16 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
         cases = evenly_chosen(cases, FEWER.get(name, FEW))
     gots = _tried(there, name, cases)
     for (what, args), got in zip(cases, gots, strict=True):
+        _compare(there, name, what, dtype, got, _wanted(name, args))
+
+
+def _drafts_specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
+    if "max_drafts" not in there.platform.optional_spec_fields:
+        raise NotSupported("states hold drafts: Platform.optional_spec_fields lacks 'max_drafts'")
+    cases = list(DRAFTS[name](dtype, DRAFT_MIXES))
+    cases = evenly_chosen(cases, FEW) if _is_compiled(subject) else cases
+    for (what, args), got in zip(cases, _tried(there, name, cases), strict=True):
         _compare(there, name, what, dtype, got, _wanted(name, args))
 
 

@@ -22,19 +22,20 @@ class BatchBuilder:
         page_size: int,
         fixed: Sequence[ShapeBucket] = (),
         groups: int = 1,
-        states: bool = False,
+        state_columns: int = 0,
         captured: Sequence[ShapeBucket] = (),
         inputs: Collection[str] = (),
         cross: bool = False,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
-        free. `groups`: of pages. With `states`, one more is of layers that keep a state per request. `inputs`: fields
-        of Inputs that a model takes: token_type_ids, embed_indices and adapters, which steps of fixed shapes always
-        have then. `cross`: one more group, behind those of tokens, is of layers that read an encoder's rows."""
+        free. `groups`: of pages. With `state_columns`, one more is of layers that keep a state per request, whose table
+        has so many. `inputs`: fields of Inputs that a model takes: token_type_ids, embed_indices and adapters, which
+        steps of fixed shapes always have then. `cross`: one more group, behind those of tokens, is of layers that read
+        an encoder's rows."""
         self._types, self._adapters = "token_type_ids" in inputs, "adapters" in inputs
         self._ahead = "until" in inputs
         self._always_embeds = bool(fixed) and "embed_indices" in inputs
-        self._page_size, self._groups, self._states = page_size, range(groups), states
+        self._page_size, self._groups, self._state_columns = page_size, range(groups), state_columns
         self._cross = cross
         self.fixed, self._captured = fixed, CaptureSizes(captured)
         self._always_adapters = False
@@ -77,10 +78,8 @@ class BatchBuilder:
             groups.append(HostGroup(np.array(slots, np.int32), _block_table(requests, index), lengths))
         if self._cross:
             groups.append(cross_group(requests, count))
-        if self._states:
-            groups.append(
-                state_group([(r.state_slots.state, r.state_slots.next_state) for r in requests], count, lengths)
-            )
+        if self._state_columns:
+            groups.append(state_group([self._state_row(request) for request in requests], count, lengths))
         batch = HostBatch(
             token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
             positions=at,
@@ -120,9 +119,8 @@ class BatchBuilder:
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
         if self._cross:
             groups.append(cross_group(requests, len(positions)))
-        if self._states:
-            held = [each.state_slots for each in requests]
-            slots = [(each.state, each.next_state) if states else (0, 0) for each in held]
+        if self._state_columns:
+            slots = [self._state_row(each) if states else (0,) * self._state_columns for each in requests]
             groups.append(state_group(slots, len(positions), lengths))
         return HostBatch(
             token_ids=token_ids,
@@ -132,6 +130,12 @@ class BatchBuilder:
             logits_indices=owners,
             groups=tuple(groups),
         )
+
+    def _state_row(self, request: Request) -> tuple[int, ...]:
+        """Returns the row of the table of states for the next step of a request."""
+        slots = request.state_slots
+        row = slots.state, slots.next_state, request.num_computed - slots.num_state, request.num_drafts
+        return row[: self._state_columns]
 
     def _mixed(self, requests: list[Request], plan: StepPlan) -> tuple[HostBatch, OutputRows]:
         """Any stretch of each request."""
@@ -194,9 +198,9 @@ def cross_group(requests: Sequence[Request], tokens: int) -> HostGroup:
     return HostGroup(np.zeros(tokens, np.int32), table, lengths)
 
 
-def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: IntArray) -> HostGroup:
-    """Returns the group of layers that keep a state per request; each request reads and writes these slots."""
-    return HostGroup(np.zeros(tokens, np.int32), np.array(slots, np.int32).reshape(-1, 2), lengths)
+def state_group(slots: Sequence[tuple[int, ...]], tokens: int, lengths: IntArray) -> HostGroup:
+    """Returns the group of layers that keep a state per request, with these rows of its table."""
+    return HostGroup(np.zeros(tokens, np.int32), np.array(slots, np.int32), lengths)
 
 
 def _token_ids(plan: StepPlan) -> IntArray:

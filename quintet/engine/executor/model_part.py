@@ -62,6 +62,7 @@ class ModelSizes:
     row_store: RowStoreSizes | None = None  # room for rows in the places of tokens' embeddings; None: there are none
     drafter: "DrafterSizes | None" = None  # a second model, which proposes tokens
     tower: "TowerSizes | None" = None  # the encoder of media; None: there is none
+    max_drafts: int = 0  # of a request in a step
 
     def with_length(self, max_model_len: int) -> "ModelSizes":
         """Returns the same for requests of so many tokens."""

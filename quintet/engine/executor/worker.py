@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.executor.media_parts import make_tower, reload_parts
-from quintet.engine.executor.mixers import kv_heads
+from quintet.engine.executor.mixers import keep_drafts_apart, kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
@@ -100,6 +100,7 @@ class Worker:
         self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
         self.main = self._part(hf_config, sizes)
         self.stage = self.main.build.stage
+        max_drafts = keep_drafts_apart(self, sizes.max_drafts)
         here = self._keep(self.main.mixers) if self.rank_info.stages > 1 else self.main.mixers
         self.encoder = self._encoder_part(hf_config, sizes)
         self.drafter: ModelPart | None = None
@@ -112,7 +113,7 @@ class Worker:
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
         mixers = [mixer for part in self.parts for mixer in part.mixers]
         rows = 0 if self.encoder is None else cast(CrossEncoder, self.encoder.model).rows
-        self.kv_cache_layout: KVCacheLayout = group_layers(mixers, here, rows)
+        self.kv_cache_layout: KVCacheLayout = replace(group_layers(mixers, here, rows), max_drafts=max_drafts)
         self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
@@ -138,7 +139,7 @@ class Worker:
                     f"{hf_config.model_type} keep a state per request ({spec.op}); run this model on another platform"
                 )
             self._check_supported(spec, hf_config.model_type)
-            mixers.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))
+            mixers.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank), spec))
             return mixers[-1]
 
         build = BuildContext(

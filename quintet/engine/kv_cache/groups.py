@@ -53,6 +53,7 @@ class KVCacheLayout:
     states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
     has_states: bool = False  # whether layers keep states, on whatever stage
     encoder_rows: int = 0  # of a request's media, which layers read; 0: none do
+    max_drafts: int = 0  # of a request in a step, that states keep apart; 0: states hold them
 
     @property
     def indices(self) -> range:
@@ -69,13 +70,18 @@ class KVCacheLayout:
         return -(-self.encoder_rows // page_size)
 
     @property
+    def state_columns(self) -> int:
+        """Columns of the table of states: slots, and perhaps numbers of drafts."""
+        return 4 if self.max_drafts else 2
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of the state of one request, on one device."""
         return sum(layout.nbytes for layout in self.states)
 
     def table_widths(self, pages: int, encoder_pages: int = 0) -> tuple[int, ...]:
         """Columns of each group's table, for requests of so many pages, and as many of an encoder's rows."""
-        return (pages,) * len(self.groups) + (encoder_pages,) * self.has_cross + (2,) * self.has_states
+        return (pages,) * len(self.groups) + (encoder_pages,) * self.has_cross + (self.state_columns,) * self.has_states
 
     @property
     def page_bytes(self) -> int:

@@ -186,7 +186,7 @@ class KVCacheManager:
 
     def cache_state(self, request: Request) -> None:
         """Adds its state to the prefix cache, if it ends with a page and all its tokens are known."""
-        end = request.num_computed
+        end = request.state_slots.num_state
         if self.state_slots is None or not self.pool.caching or end % self.page_size or end > request.num_known:
             return
         if request.generation == self.generation:

@@ -8,6 +8,11 @@ reads one slot and writes another, so that it may be run again, taken back, or g
 
 Slots 1..num_slots - 1 are given out; a request holds two at most, three while its drafts are checked. A slot that is
 kept in the prefix cache is never written while it is held.
+
+Where layers can (StateSpec.max_drafts), there is no `before`: a slot holds the state before the drafts of the step that
+wrote it, and what each draft does to it, which the next step does first for those that were accepted:
+
+    num_state <= num_computed <= num_state + max_drafts
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,8 +27,9 @@ class StateSlotPool:
     """The pool of one engine, counted and shared. Slot 0 stands for a beginning where it is read, and takes the writes
     of padding."""
 
-    def __init__(self, num_slots: int, caching: bool = True) -> None:
-        self._pool = PagePool(num_slots, caching)
+    def __init__(self, num_slots: int, caching: bool = True, max_drafts: int = 0) -> None:
+        """max_drafts: of a request in a step, that slots keep apart from the state."""
+        self._pool, self.max_drafts = PagePool(num_slots, caching), max_drafts
         self.num_changes = 0  # how often what can be found has changed, beside losses
 
     @property
@@ -52,16 +58,20 @@ class StateSlotPool:
     def mark_started(self, request: Request) -> None:
         """The step was started, and its tokens count as computed. What it read is kept while drafts may be refused."""
         slots = request.state_slots
-        if request.num_drafts:
+        if request.num_drafts and not self.max_drafts:
             slots.previous, slots.num_previous = slots.state, slots.num_state
         else:
             self._release(slots.state)
         slots.state, slots.next_state, slots.num_state = slots.next_state, 0, request.num_computed
+        if self.max_drafts:
+            slots.num_state -= request.num_drafts
 
     def drop_rejected(self, request: Request) -> None:
         """Its drafts were checked, and what counts as computed is known: a state that holds more is given back, and its
-        accepted tokens are computed again from the one before."""
+        accepted tokens are computed again from the one before. One that keeps them apart stays."""
         slots = request.state_slots
+        if self.max_drafts:
+            return
         if request.num_computed == slots.num_state:
             self._release(slots.previous)
         else:
@@ -75,7 +85,7 @@ class StateSlotPool:
         kept alone: the next prompt of a conversation holds all of it."""
         if self._pool.commit(request.state_slots.state, digest):
             self.num_changes += 1
-            if request.num_computed > request.num_prompt:
+            if request.state_slots.num_state > request.num_prompt:
                 if self._pool.has(request.state_slots.last_hash):
                     self._pool.uncache(self._pool.page(request.state_slots.last_hash))
                 request.state_slots.last_hash = digest
@@ -107,7 +117,7 @@ class StateSlotPool:
         for request in requests:
             slots = request.state_slots
             assert (slots.state != 0) == (request.num_computed > 0), request
-            assert slots.num_state == request.num_computed, request
+            assert 0 <= request.num_computed - slots.num_state <= self.max_drafts, request
             assert not slots.next_state, "a slot was taken for a step that is not planned"
             assert not slots.previous or request.num_drafts, request
             held.append(slots.held)

@@ -45,11 +45,12 @@ OWN_SETTINGS: Mapping[str, Any] = {
 def with_drafter(
     config: EngineConfig, facts: Capabilities, platform: Platform, whole: Any, sizes: ModelSizes, reasons: list[str]
 ) -> ModelSizes:
-    """Returns the settings of a model with those of the drafter beside it (see drafter_sizes)."""
+    """Returns the settings of a model with those of its drafts, and of the drafter beside it (see drafter_sizes)."""
     drafter = drafter_sizes(config, facts, platform, whole, sizes, reasons)
     if drafter is not None and drafter.head is not None:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(aux_hidden_states=drafter.head.layers))
-    return replace(sizes, drafter=drafter)
+    spec = config.speculative_config
+    return replace(sizes, drafter=drafter, max_drafts=0 if spec is None else spec.num_speculative_tokens)
 
 
 def drafter_sizes(

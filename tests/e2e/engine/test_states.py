@@ -4,14 +4,20 @@ A state is carried from step to step, kept where a prompt's pages end, taken bac
 again after a preemption.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
+from quintet.config import SpeculativeConfig
 from quintet.engine.client import EngineClient
+from quintet.engine.request import Request
+from quintet.engine.spec_decode.proposer import Proposer
 from quintet.interface.platform import ASIDE
+from quintet.platforms.cpu.platform import CPU
+from quintet_tools.checkpoints.tiny import VOCAB
 from tests.e2e.engine.test_oracle import Ask, Result, client, mix, run
 
 MODELS = {
@@ -104,11 +110,64 @@ def test_kin_preempted_and_cached_equal_alone(kin: str) -> None:
     assert engine.engine.stats().scheduler.prefix_hits > 0
 
 
-def test_refused_drafts_take_the_state_back(name: str, alone: Result) -> None:
-    engine = client(MODELS[name], **PLAIN, speculative_config=NGRAM)
+@pytest.mark.parametrize("apart", [True, False], ids=["drafts apart", "drafts in the state"])
+@pytest.mark.parametrize("way", ["batched", "preempted, cached"])
+def test_refused_drafts_take_the_state_back(
+    name: str, way: str, apart: bool, alone: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not apart:
+        monkeypatch.setattr(CPU, "optional_spec_fields", CPU.optional_spec_fields - {"max_drafts"})
+    engine = client(MODELS[name], **WAYS[way], speculative_config=NGRAM)
     assert answered(engine) == alone
     stats = engine.engine.stats()
     assert 0 < stats.spec_decode.num_accepted_tokens < stats.spec_decode.num_draft_tokens
+    assert answered(engine) == alone, "from states that are kept"
+
+
+class Guesses(Proposer):
+    """Proposes the tokens that were drawn without drafts, as far as `right` says, and wrong ones after them."""
+
+    right: ClassVar[Callable[[int], int]]
+    drawn: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+
+    def __init__(self, config: SpeculativeConfig, vocab_size: int) -> None:
+        self.num_drafts = config.num_speculative_tokens
+
+    def propose(self, room: Sequence[tuple[Request, int]]) -> None:
+        for request, most in room:
+            next_tokens = self.drawn[tuple(request.core_request.prompt_ids)][request.num_output :][:most]
+            right = Guesses.right(request.num_output)
+            request.draft_tokens = [t if i < right else (t + 1) % VOCAB for i, t in enumerate(next_tokens)]
+
+
+GUESSES = {"method": "custom_class", "model": f"{__name__}:Guesses", "num_speculative_tokens": 3}
+
+
+def test_a_refused_draft_computes_no_token_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drafts that are all wrong there are as many steps as without any, each of a token and its drafts."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True, detokenize=False)
+    prompts = {"a": mix(0)[0].prompt[:20], "b": mix(1)[3].prompt}
+
+    def tokens(engine: EngineClient) -> dict[str, list[int]]:
+        for key, prompt in prompts.items():
+            engine.add(key, Prompt(prompt), params)
+        return drained(engine)
+
+    plain = client(MODELS[name], **PLAIN)
+    wanted = tokens(plain)
+    Guesses.drawn = {tuple(prompts[key]): said for key, said in wanted.items()}
+    wrong, right, mixed = (lambda at: 0), (lambda at: 9), (lambda at: at % 3)
+    steps = plain.engine.stats().steps
+    for guess in (wrong, right, mixed):
+        Guesses.right = guess
+        engine = client(MODELS[name], **PLAIN, speculative_config={**GUESSES, "adapt_num_tokens": False})
+        assert tokens(engine) == wanted
+        stats = engine.engine.stats()
+        drafts = stats.spec_decode
+        refused = drafts.num_draft_tokens - drafts.num_accepted_tokens
+        assert stats.steps.num_tokens == steps.num_tokens + refused
+        assert (drafts.num_accepted_tokens > 0, refused > 0) == (guess is not wrong, guess is not right)
+        assert (stats.steps.num_steps == steps.num_steps) == (guess is wrong)
 
 
 def test_a_conversation_goes_on_from_the_state_of_its_last_answer(name: str) -> None:

@@ -61,7 +61,11 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any], int]] = {
     "gemma3, windows": (lambda: variant("gemma3_text", "plain"), {}, 2),
     "qwen3_moe over four": (lambda: variant("qwen3_moe", "plain"), {}, 4),
     "deepseek_v2": (lambda: variant("deepseek_v2", "plain"), {}, 2),
-    "granitemoehybrid": (lambda: variant("granitemoehybrid", "plain"), {}, 2),
+    "granitemoehybrid, guessed tokens": (
+        lambda: variant("granitemoehybrid", "plain"),
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        2,
+    ),
     "int4": (lambda: make("llama", WIDE), {"quantization": "int4", "activation_bits": 16}, 2),
     "w4a8": (lambda: make("llama", WIDE), {"quantization": "int4"}, 2),
     "a cache in fp8 whose scales are computed": (

@@ -61,7 +61,10 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
     "gemma3, windows": (lambda: variant("gemma3_text", "plain"), {}),
     "qwen3_moe": (lambda: variant("qwen3_moe", "plain"), {}),
     "deepseek_v2": (lambda: variant("deepseek_v2", "plain"), {}),
-    "granitemoehybrid": (lambda: variant("granitemoehybrid", "plain"), {}),
+    "granitemoehybrid, guessed tokens": (
+        lambda: variant("granitemoehybrid", "plain"),
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ),
     "mamba2": (lambda: variant("mamba2", "plain"), {}),
     "gpt2": (lambda: variant("gpt2", "scaled by depth"), {}),
     "opt": (lambda: variant("opt", "norm after, narrow"), {}),

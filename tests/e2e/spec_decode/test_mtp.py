@@ -147,7 +147,10 @@ def test_the_drafts_are_those_of_transformers_layers(
     spec = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
     with LLM(str(files.folder), **SETTINGS, **spec) as ours, LLM(str(files.folder), **SETTINGS) as theirs:
         found = [llm.generate(prompts()[:3], params) for llm in (ours, theirs)]
-        assert stats(ours).spec_decode.num_draft_tokens > 0
+        with_drafts, plain = stats(ours), stats(theirs).steps
+        refused = with_drafts.spec_decode.num_draft_tokens - with_drafts.spec_decode.num_accepted_tokens
+        assert refused > 0
+        assert with_drafts.steps.num_tokens == plain.num_tokens + refused, "no token is computed twice"
     tokens = [[list(each.outputs[0].token_ids) for each in answers] for answers in found]
     assert tokens[0] == tokens[1]
     assert len(proposed) > 10

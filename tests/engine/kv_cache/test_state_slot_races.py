@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "behind, fixed shapes": {"overlap": True, "static": True},
     "by priority": {"overlap": True, "scheduling_policy": "priority"},
     "drafts": {"overlap": True, "speculative_config": NGRAM},
+    "drafts that states hold": {"overlap": True, "speculative_config": NGRAM, "fields": frozenset()},
     "whole prompts": {"enable_chunked_prefill": False},
     "no prefix cache": {"overlap": True, "enable_prefix_caching": False},
 }
@@ -41,7 +42,7 @@ class Table:
         host, rows = self._build(plan)
         count = len(plan.tokens)
         table = host.groups[-1].block_table.tolist()
-        reads, writes = [read for read, _ in table[:count] if read], [write for _, write in table[:count]]
+        reads, writes = [row[0] for row in table[:count] if row[0]], [row[1] for row in table[:count]]
         if any(any(row) for row in table[count:]):
             self.faults.append(f"padding has a state: {table}")
         if len(set(writes)) != count or 0 in writes or set(reads) & set(writes):
@@ -54,7 +55,9 @@ class Table:
 class Traffic:
     """Prompts with beginnings in common, in pairs as n=2 makes them; some leave, some steps fail, Ctrl-C comes."""
 
-    def __init__(self, seed: int, tight: bool, overlap: bool = False, static: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, seed: int, tight: bool, overlap: bool = False, static: bool = False, fields: Any = None, **settings: Any
+    ) -> None:
         self._work, self._rng = Work(), random.Random(seed)
         seqs = self._rng.randrange(1, 6)
         given = {"num_pages": 22, "page_size": PAGE, "max_model_len": 64, "max_num_seqs": seqs, **settings}
@@ -63,14 +66,21 @@ class Traffic:
         config = EngineConfig.from_kwargs(
             model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
         )
-        prepared = prepare(config, behind(self._work, overlap=overlap, static_shapes=static))
+        chosen = behind(self._work, overlap=overlap, static_shapes=static)
+        if fields is not None:
+            chosen.platform.optional_spec_fields = fields
+        prepared = prepare(config, chosen)
+        assert (prepared.memory_plan.model_memory.kv_cache_layout.max_drafts > 0) == (
+            "speculative_config" in settings and fields is None
+        )
         self._work.take(prepared.ranks.workers[0].ops)
         self.engine = launch(prepared, progress=False)
         self._work.begin()
         tables = self.engine.scheduler.kv_cache_manager
         assert tables.state_slots is not None
         if tight:  # each slot that is taken was somebody's snapshot
-            tables.state_slots = StateSlotPool(1 + SLOTS_PER_REQUEST * seqs, config.enable_prefix_caching)
+            slots, drafts = 1 + SLOTS_PER_REQUEST * seqs, tables.state_slots.max_drafts
+            tables.state_slots = StateSlotPool(slots, config.enable_prefix_caching, drafts)
         self.table, self._stem = Table(self.engine), [self._rng.randrange(3, 6) for _ in range(48)]
 
     def run(self) -> None:

@@ -24,7 +24,9 @@ from quintet.engine.request import CoreRequest
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Platform
 from quintet.interface.types import Estimate, Layout, Memory, StateSpec
+from quintet.ops.states import MAX_DRAFTS
 from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.null import PLATFORM as NULL
 from quintet_tools.checkpoints.tiny import EVERY, variant
 from tests.helpers.platforms.behind import Work, behind
 from tests.helpers.platforms.null_engine import greedy
@@ -35,28 +37,33 @@ PAGE = Layout(torch.float32, (2, 1, 16, 8))  # 1 KiB
 
 
 class Contents:
-    """Stands between the plan and the step, and knows of which tokens each slot holds the state. What is wrong is
-    noted: an engine takes an error for a step's."""
+    """Stands between the plan and the step, and knows of which tokens each slot holds the state, and which drafts it
+    keeps apart. What is wrong is noted: an engine takes an error for a step's."""
 
     def __init__(self, client: EngineClient) -> None:
-        self._of: dict[int, tuple[int, ...]] = {}
+        self._of: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         builder: Any = client.engine._runner._batches
         self._build: Callable[..., Any] = builder.build
         builder.build = self.build
         self.begun = 0  # requests that went on from a state that was kept
+        self.recomputed = 0  # steps that compute tokens of an output again
         self.faults: list[str] = []
 
     def build(self, plan: Any) -> Any:
         host, rows = self._build(plan)
-        table = host.groups[-1].block_table.tolist()
-        reads, writes = {read for read, _ in table}, [write for _, write in table]
+        table = [[*row, 0, 0][:4] for row in host.groups[-1].block_table.tolist()]
+        reads, writes = {row[0] for row in table}, [row[1] for row in table]
         if len(set(writes)) < len(writes) or reads & set(writes) or 0 in writes:
             self.faults.append(f"a state is written that another writes or reads: {table}")
-        for (request, count), (read, write) in zip(plan.tokens.items(), table, strict=True):
+        for (request, count), (read, write, accepted, apart) in zip(plan.tokens.items(), table, strict=True):
             known = tuple(request.token_ids[: request.num_computed])
-            if (self._of[read] if read else ()) != known:
+            state, drafts = self._of[read] if read else ((), ())
+            if (*state, *drafts[:accepted]) != known:
                 self.faults.append(f"{request.request_id} goes on from a state of other tokens")
-            self._of[write] = tuple(request.token_ids[: request.num_computed + count])
+            after = tuple(request.token_ids[: request.num_computed + count])
+            self._of[write] = after[: len(after) - apart], after[len(after) - apart :]
+            ever_preempted, of_output = request.num_preemptions > 0, request.num_computed >= request.num_prompt
+            self.recomputed += of_output and not ever_preempted and count > 1 + request.num_drafts
             self.begun += request.num_cached > 0 and request.num_cached == request.num_computed
         return host, rows
 
@@ -72,13 +79,16 @@ def client(family: str, name: str, **more: Any) -> EngineClient:
 
 @pytest.mark.parametrize(("family", "name"), [("lfm2", "plain"), ("mamba2", "plain")])
 @settings(derandomize=True, max_examples=6, deadline=None, database=None)
-@given(seed=st.integers(0, 2**20), drafts=st.booleans(), seqs=st.integers(1, 5))
+@given(seed=st.integers(0, 2**20), drafts=st.sampled_from(["none", "held", "apart"]), seqs=st.integers(1, 5))
 def test_a_step_reads_the_state_of_the_tokens_before_it(
-    family: str, name: str, seed: int, drafts: bool, seqs: int
+    family: str, name: str, seed: int, drafts: str, seqs: int
 ) -> None:
     """Through preemptions, aborts, drafts that are refused, and a cache that is forgotten."""
     rng = random.Random(seed)
-    engine = client(family, name, max_num_seqs=seqs, speculative_config=NGRAM if drafts else None)
+    spec = None if drafts == "none" else NGRAM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NULL, "optional_spec_fields", frozenset({"max_drafts"} if drafts == "apart" else ()))
+        engine = client(family, name, max_num_seqs=seqs, speculative_config=spec)
     contents = Contents(engine)
     stem = [rng.randrange(3, 9) for _ in range(60)]
     for number in range(10):
@@ -95,6 +105,7 @@ def test_a_step_reads_the_state_of_the_tokens_before_it(
         engine.step()
         engine.engine.check_integrity()
     assert not contents.faults
+    assert not contents.recomputed or drafts == "held"
     slots = engine.engine.scheduler.kv_cache_manager.state_slots
     assert slots is not None and slots.num_used == 0 and engine.engine.scheduler.pool.num_used == 0
 
@@ -120,6 +131,8 @@ def test_the_plan_counts_states() -> None:
     made = plan_memory(config, footprint, memory)
     assert (made.num_slots, made.max_requests) == (1 + 3 * 4, 6)
     assert made.num_pages == 1 + 4 * 8 and made.kv_bytes == (33 + 13) * 1024
+    apart = replace(footprint, kv_cache_layout=replace(arrangement, max_drafts=3))
+    assert "13 states of 6 requests at once, with 3 drafts beside each" in str(plan_memory(config, apart, memory))
     without = plan_memory(config.replace(enable_prefix_caching=False), footprint, memory)
     assert (without.num_slots, without.max_requests) == (1 + 2 * 4, 4)
     tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)
@@ -194,6 +207,24 @@ def test_no_more_requests_run_than_have_states() -> None:
         engine.step()
         most = max(most, len(engine.engine.scheduler.running))
     assert most == 2
+
+
+def test_states_keep_as_many_drafts_apart_as_kernels_take() -> None:
+    """Of layers that all can; the memory plan counts them."""
+    sizes = ModelSizes(torch.float32, 16, 128, max_drafts=3)
+    made = [
+        Worker(PLATFORM(), variant("qwen3_next", "plain").config, each)
+        for each in (sizes, replace(sizes, max_drafts=0))
+    ]
+    assert [each.kv_cache_layout.max_drafts for each in made] == [3, 0]
+    assert made[0].kv_cache_layout.slot_bytes > made[1].kv_cache_layout.slot_bytes
+    assert [each.kv_cache_layout.table_widths(2)[-1] for each in made] == [4, 2]
+    many = Worker(PLATFORM(), variant("lfm2", "plain").config, replace(sizes, max_drafts=40))
+    assert many.kv_cache_layout.max_drafts == MAX_DRAFTS
+    selective = Worker(PLATFORM(), variant("mamba", "plain").config, sizes)
+    assert selective.kv_cache_layout.max_drafts == 0, "a selective scan's state holds drafts"
+    engine = client("lfm2", "plain", speculative_config={**NGRAM, "num_speculative_tokens": 40})
+    assert engine.engine.scheduler.max_num_drafts == MAX_DRAFTS
 
 
 def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:

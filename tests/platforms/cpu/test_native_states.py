@@ -1,5 +1,7 @@
 """Kernels of states: each instruction set against the specification, and the bits of a request however it is cut."""
 
+import math
+import random
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -9,9 +11,17 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import randn
-from quintet.interface.types import Batch, Group, StepContext
+from quintet.interface.types import Batch, Group, StateSpec, StepContext
 from quintet.ops import Op
-from quintet.ops.states import ConvWeights, DeltaRuleInputs, ScanInputs, ScanWeights
+from quintet.ops.states import (
+    DRAFT_OPS,
+    MAX_DRAFTS,
+    ConvWeights,
+    DeltaRuleInputs,
+    ScanInputs,
+    ScanWeights,
+    unit_shape,
+)
 from quintet.platforms.cpu.ops import states as native_states
 from quintet.platforms.cpu.ops.extension import missing
 
@@ -34,7 +44,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> StepContext:
+def context(counts: tuple[int, ...], units: tuple[tuple[int, ...], ...]) -> StepContext:
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     owners = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
     none, lengths = torch.zeros(sum(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
@@ -146,6 +156,77 @@ def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(isa: str, dty
             cut = context((at, TOKENS - at), ((2, 1), (2, 3)))
             beside = run(name, given, state.clone(), cut, settings)
             assert torch.equal(beside[:at], want[:at]), (what, at)
+
+
+def picked(x: Any, rows: list[int]) -> Any:
+    """As part(), with these tokens of all that a step gives."""
+    if isinstance(x, ConvWeights | ScanWeights):
+        return x
+    if isinstance(x, tuple):
+        rest = [picked(each, rows) for each in x]
+        return type(x)(*rest) if hasattr(x, "_fields") else tuple(rest)
+    return None if x is None else x[torch.tensor(rows)]
+
+
+def check_drafts(op: str, provider: Any, given: Given, state: Tensor, settings: Settings, seed: int) -> None:
+    """Steps of a token or more with drafts, of which some are right, beside another request with as many: the outputs
+    and the state are those of all tokens in one step."""
+    rng = random.Random(seed)
+    shape, drafts = tuple(state.shape[1:]), rng.choice([1, 3, MAX_DRAFTS])
+    if op == "short_conv":
+        shape = shape[0], given[2].weight.shape[1] - 1
+    size, flat = math.prod(shape), unit_shape(StateSpec(op, shape, state.dtype, drafts))
+    whole = state.clone()
+    want = provider(*given, whole, context((TOKENS,), ((2, 1),)), *settings)[0]
+    units = torch.zeros(6, *flat, dtype=state.dtype)
+    units[2] = torch.nan  # what no step has written
+    (units[2, :, : shape[1]] if op == "short_conv" else units[2, :size].view(shape)).copy_(state[2])
+    place, accepted, read, writes = 0, 0, 2, [1, 3]
+    while place < TOKENS:
+        known = min(rng.choice([1, 1, 1, 20]), TOKENS - place)
+        count = rng.randrange(min(drafts, TOKENS - place - known) + 1)
+        right = rng.randrange(count + 1)
+        rows = list(range(place, place + known + right))
+        rows += [rng.randrange(TOKENS) for _ in range(count - right)]
+        at = context((len(rows), len(rows)), ((0, 4, 0, count), (read, writes[0], accepted, count)))
+        out = provider(*picked(given, rows * 2), units, at, *settings)[0][len(rows) :]
+        assert torch.equal(out[: known + right], want[place : place + known + right]), (op, place)
+        place, accepted, read, writes = place + known + right, right, writes[0], writes[::-1]
+    end = context((1,), ((read, 5, accepted, 0),))
+    other = context((1,), ((1, 3),))
+    provider(*picked(given, [0]), units, end, *settings)
+    provider(*picked(given, [0]), whole, other, *settings)
+    kept = units[5, :, : shape[1]] if op == "short_conv" else units[5, :size].view(shape)
+    assert torch.equal(kept, whole[3]), op
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_drafts_that_are_refused_change_no_bit(isa: str, dtype: torch.dtype) -> None:
+    for op, (given, state, settings) in drawn(dtype).values():
+        if op in DRAFT_OPS:
+            for seed in range(3):
+                check_drafts(op, Op.registry[op].providers["native"], given, state, settings, seed)
+
+
+def test_drafts_change_no_bit_by_the_specification() -> None:
+    for op, (given, state, settings) in drawn(torch.float32).values():
+        if op in DRAFT_OPS and state.numel() < 2**18:
+            check_drafts(op, Op.registry[op].reference, given, state, settings, 0)
+
+
+def test_more_drafts_than_there_is_room_for_are_refused() -> None:
+    given, _, settings = conv(8, 4, False, torch.float32)
+    units = torch.zeros(4, *unit_shape(StateSpec("short_conv", (8, 3), max_drafts=2)))
+    for row, why in (
+        ((2, 1, 3, 0), "room for"),
+        ((2, 1, 0, 3), "room for"),
+        ((0, 1, 1, 0), "no state is before"),
+        ((2, 1, 0, -1), "room for"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            run("short_conv", given, units, context((TOKENS,), (row,)), settings)
+    with pytest.raises(ValueError, match="a token before its drafts"):
+        run("short_conv", part(given, 0, 2), units, context((2,), ((2, 1, 0, 2),)), settings)
 
 
 def test_a_selective_scan_has_the_same_bits_with_every_vector(isas: Iterator[str]) -> None:

@@ -7,11 +7,13 @@ from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.elementwise import sigmoid_gate
 from quintet.ops.norm import gated_norm
 from quintet.ops.states import (
+    MAX_DRAFTS,
     ConvWeights,
     DeltaRuleInputs,
     ScanInputs,
     ScanWeights,
     delta_rule,
+    room_for_drafts,
     selective_scan,
     short_conv,
     state_space,
@@ -19,7 +21,7 @@ from quintet.ops.states import (
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 
-Rows = tuple[int, int, int, int, int]  # starts, table, requests, columns, units
+Rows = tuple[int, int, int, int, int, int]  # starts, table, requests, columns, units, drafts
 MAX_TAPS, MAX_WIDTH = 8, 256  # csrc/cpu/kernels/states.h
 
 
@@ -44,7 +46,9 @@ def _short_conv(
     taps = conv.weight.shape[1]
     if not 2 <= taps <= MAX_TAPS:
         return short_conv.reference(x, gates, conv, state, context, silu)
-    if state.shape[1:] != (channels, taps - 1) or conv.weight.shape[0] != channels or state.dtype != x.dtype:
+    drafts = state.shape[2] - taps + 1
+    fits = state.shape[1] == conv.weight.shape[0] == channels and 0 <= drafts <= MAX_DRAFTS
+    if not fits or state.dtype != x.dtype:
         raise ValueError(f"x {tuple(x.shape)} and a state {tuple(state.shape)} {state.dtype} do not fit {taps} taps")
     if gates is not None and (gates.shape != (tokens, 2 * channels) or gates.dtype != x.dtype):
         raise ValueError(f"gates {tuple(gates.shape)} {gates.dtype} do not fit x {tuple(x.shape)} {x.dtype}")
@@ -53,7 +57,7 @@ def _short_conv(
     out = empty((tokens, channels), x.dtype)
     extension().short_conv(
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), _at(gates), weight.data_ptr(), _at(bias), _kept(state),
-        x.stride(0), 0 if gates is None else gates.stride(0), channels, taps, silu, _rows(state, context),
+        x.stride(0), 0 if gates is None else gates.stride(0), channels, taps, silu, _rows(state, context, drafts),
     )  # fmt: skip
     return out, state
 
@@ -64,7 +68,8 @@ def _state_space(
 ) -> tuple[Tensor, Tensor]:
     tokens, heads, dim = moves.x.shape
     groups, width = moves.b.shape[1:]
-    if state.shape[1:] != (heads, dim, width) or state.dtype != torch.float32:
+    drafts = room_for_drafts(state, heads, dim, width)
+    if not _fits(state, (heads, dim, width), drafts):
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     if moves.dt is not None and scan.dt_bias is None:
         raise ValueError("a dt comes with a bias, and this scan has none")
@@ -78,7 +83,7 @@ def _state_space(
         0 if scan.dt_bias is None else _float(scan.dt_bias), 0 if scan.skip is None else _float(scan.skip),
         steps.data_ptr(), sides.data_ptr(), _kept(state),
         (x.stride(0), 0 if dt is None else dt.stride(0), into.stride(0), out_of.stride(0)),
-        tokens, heads, groups, dim, width, least, _rows(state, context),
+        tokens, heads, groups, dim, width, state.stride(0), least, _rows(state, context, drafts),
     )  # fmt: skip
     return out, state
 
@@ -110,7 +115,10 @@ def _delta_rule(
 ) -> tuple[Tensor, Tensor]:
     tokens, groups, width = turns.q.shape
     heads, values = turns.v.shape[1:]
-    if state.shape[1:] != (heads, values, width) or state.dtype != torch.float32 or scan.dt_bias is None:
+    drafts = room_for_drafts(state, heads, values, width)
+    if drafts and width > MAX_WIDTH:
+        return delta_rule.reference(turns, scan, state, context)
+    if not _fits(state, (heads, values, width), drafts) or scan.dt_bias is None:
         raise ValueError(f"v {tuple(turns.v.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     _check_alike(turns)
     given = [_tokens(each.flatten(1)) for each in turns]
@@ -119,7 +127,8 @@ def _delta_rule(
     extension().delta_rule(
         kind_of(turns.q.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
         _float(scan.dt_bias), steps.data_ptr(), units.data_ptr(), _kept(state),
-        tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, _rows(state, context),
+        tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, state.stride(0),
+        _rows(state, context, drafts),
     )  # fmt: skip
     return out, state
 
@@ -190,6 +199,14 @@ def _kept(state: Tensor) -> int:
     return state.data_ptr()
 
 
-def _rows(state: Tensor, context: StepContext) -> Rows:
+def _fits(state: Tensor, shape: tuple[int, int, int], drafts: int) -> bool:
+    """True if units have this shape, or are flat with room for drafts."""
+    heads, rows, width = shape
+    flat = (heads * (rows * width + drafts * (1 + rows + width)),)
+    sizes = state.shape[1:] == (flat if drafts else shape)
+    return state.dtype == torch.float32 and 0 <= drafts <= MAX_DRAFTS and sizes
+
+
+def _rows(state: Tensor, context: StepContext, drafts: int = 0) -> Rows:
     table, starts = context.group.block_table, context.batch.query_start_loc
-    return indices(starts), indices(table), table.shape[0], table.shape[1], state.shape[0]
+    return indices(starts), indices(table), table.shape[0], table.shape[1], state.shape[0], drafts
