@@ -137,7 +137,7 @@ def read(config: Mapping[str, Any]) -> GgufPlan:
     types = config.get("types")
     if not isinstance(types, Mapping):
         raise ValueError("quantization_config of gguf has no types of its modules; give the .gguf file as the model")
-    unknown = sorted({str(name)[:40] for name in types.values() if name not in TYPES})
+    unknown = sorted({str(name)[:40] for name in types.values() if name not in tuple(TYPES)})  # it may be a list
     if unknown:
         raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
     return GgufPlan(tuple(types.items()))
