@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from quintet.engine.executor.engine_plan import EnginePlan
+from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
+from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.observability.stats import KVConnectorStats
+from quintet.engine.request import CoreRequest, Request
+from quintet.sampling_params import SamplingParams
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, again, plain, traffic
 from tests.helpers.platforms.null_engine import VOCAB, CtrlC
 
@@ -294,3 +298,11 @@ def test_tenants_with_salts_of_their_own_find_nothing_of_each_other() -> None:
 
 def _salted(prompt: list[int], salt: bytes) -> Any:
     return dataclasses.replace(Ask(salt.decode(), prompt, plain(1)).admitted(), salt=salt)
+
+
+def test_pages_behind_a_window_are_not_asked_for() -> None:
+    tables = KVCacheManager(PagePool(20), 4, (KVCacheGroup(), KVCacheGroup(window=8)))
+    request = Request(CoreRequest("0", list(range(21)), SamplingParams(), (0, 0), 1), 0)
+    wanted, every = tables.missing_hashes(request, lambda digest: True), tables.group_hashes(request)
+    assert len(every) == 2 * 5, "two groups, and five full pages before the last token"
+    assert wanted == [*every[0:6:2], *every[6:10]], "the token after 20 sees 13 to 19: its pages 3 and 4"

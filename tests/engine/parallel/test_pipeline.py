@@ -5,16 +5,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
+import torch
 from torch import Tensor
 
+from quintet.config import EngineConfig
 from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.parallel.pipeline import PipelineRunner, encode_result
+from quintet.engine.parallel.setup import check_stages
 from quintet.engine.parallel.step_agreement import RankFailed
 from quintet.engine.step_plan import StepPlan
-from quintet.interface.platform import DeviceLost
+from quintet.interface.platform import Capabilities, DeviceLost
 from quintet.interface.stage_channel import StageChannel
 
 
@@ -101,3 +105,12 @@ def test_only_ranks_of_the_last_stage_compare_their_tokens() -> None:
     differing, aborted = step(Pipe(1, with_tokens(5)))
     assert isinstance(differing, DeviceLost) and "the ranks' step 1 differs" in str(differing)
     assert aborted == [str(differing)]
+
+
+@pytest.mark.parametrize("settings", [{"nnodes": 2}, {"distributed_executor_backend": "external_launcher"}])
+def test_stages_on_several_machines_are_refused(settings: dict[str, Any]) -> None:
+    facts = Capabilities(4, (torch.float32,), processes=True)
+    stages: dict[str, Any] = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    check_stages(EngineConfig("bundled", **stages), "here", facts)
+    with pytest.raises(ValueError, match="where ranks meet over a network"):
+        check_stages(EngineConfig("bundled", **stages, **settings), "here", facts)
