@@ -277,9 +277,12 @@ FILE = "model.safetensors"
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
 
 
-@functools.cache
+_FOLDER = tempfile.TemporaryDirectory(prefix="quintet-tiny-")  # goes when the process does
+
+
 def folder_of_all() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="quintet-tiny-")  # goes when the process does
+    """Returns the folder of this process's checkpoints, one for all threads."""
+    return _FOLDER
 
 
 def make(family: str, settings: Mapping[str, Any], seed: int = 0) -> Tiny:
