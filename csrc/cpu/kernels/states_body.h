@@ -21,8 +21,8 @@ inline float* taken_over(float* state, const Stretch& at, long unit, long head, 
     return to;
 }
 
-// [rows, columns], the rows `stride` apart -> the columns, kConvBlock apart; with so many columns where the compiler is told
-// how many.
+// [rows, columns], the rows `stride` apart -> the columns, kConvBlock apart. Columns: their number where it is known
+// at compile time.
 template <long Columns>
 inline void channels_turned(float* out, const float* x, long rows, long columns, long stride) {
     const long width = Columns ? Columns : columns;

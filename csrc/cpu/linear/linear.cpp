@@ -121,7 +121,7 @@ void linear_rows(const LinearCall& call) {
 }  // namespace
 
 void linear(const LinearCall& call) {
-    constexpr long kMost = 4L << 20;  // numbers of x that become float32 at a time: 16 MiB
+    constexpr long kMost = 4L << 20;  // numbers of x that become float32 at a time: 16 MiB, or kLinearRows rows
     const long most = kernels().widen[call.type] ? std::max(kLinearRows, kMost / call.inputs) : call.tokens;
     for (long first = 0; first < call.tokens; first += most) {
         LinearCall rows = call;
