@@ -5,6 +5,7 @@ from quintet.gguf.architectures import architecture_of, names_of
 from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, RMS_EPS, Entries
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import without_expert_number
+from quintet.gguf.pooling import pooling_entries
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float32"}
@@ -12,7 +13,7 @@ DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float3
 
 def config(model: GGUFModel) -> Entries:
     """Returns the entries of config.json. ValueError names what the file lacks, or what of it is not understood."""
-    entries = _shape(model) | architecture_of(model).entries(model)
+    entries = _shape(model) | pooling_entries(model) | architecture_of(model).entries(model)
     entries |= _tokens(model) | {"dtype": _dtype(model)}
     types = _types(model)
     if types:

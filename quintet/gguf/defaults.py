@@ -1,6 +1,8 @@
 """Chat templates, sampling defaults and end tokens of a GGUF file."""
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +10,7 @@ from quintet.gguf.cursor import format_name
 from quintet.gguf.vocabulary import read_ends
 
 TEMPLATE = "tokenizer.chat_template"
+PAIRS = f"{TEMPLATE}.rerank"  # of a query and a document
 MAX_TEMPLATES = 64
 # Of "general.sampling.<...>" -> what generation_config.json calls it, and the type of its value.
 SAMPLING: Mapping[str, tuple[str, type]] = {
@@ -26,9 +29,20 @@ def templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
     if wrong is not None or len(found) > MAX_TEMPLATES:
         what = f"{wrong} is no text" if wrong else f"it has {len(found)} chat templates, more than {MAX_TEMPLATES}"
         raise ValueError(f"{format_name(what)}; give another conversion of the model")
+    if PAIRS in found:
+        found[PAIRS] = _pairs_template(found[PAIRS])
     if set(found) <= {TEMPLATE}:
         return found.get(TEMPLATE)
     return {key.removeprefix(TEMPLATE).removeprefix(".") or "default": value for key, value in found.items()}
+
+
+def _pairs_template(text: str) -> str:
+    """Returns a reranker's template, a text with "{query}" and "{document}", as Jinja over messages of these roles."""
+    texts = {"{query}": "messages[0].content", "{document}": "messages[1].content"}
+    parts = [each for each in re.split(r"(\{query\}|\{document\})", text) if each]
+    if not texts.keys() & set(parts):
+        return text  # Jinja already
+    return "{{ " + " ~ ".join(texts.get(each) or json.dumps(each, ensure_ascii=False) for each in parts) + " }}"
 
 
 def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 from quintet.common.json_files import read_object
 from quintet.common.suggestions import refuse_unknown
+from quintet.gguf.file import is_gguf
+from quintet.gguf.pooling import dense_sizes
 from quintet.hub.sentence_settings import SentenceSettings, read_settings
+from quintet.model_loader.gguf_weights import model_of
 
 # their names of how token embeddings become one -> ours
 _MODES = {
@@ -35,6 +38,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "Dropout": ("dropout",),
     "MultiVectorMask": ("skiplist_words", "skiplist_tasks", "keep_only_token_ids"),
 }  # fmt: skip
+GGUF = "gguf"  # package of a module in a GGUF file: "tensor" of its config is the tensor's name
 _PACKAGES = ("sentence_transformers", "pylate")
 _OWN_TRUNKS = ("custom_st.Transformer",)  # code of Jina Embeddings v3, whose model is here
 
@@ -43,7 +47,7 @@ class SentenceModule(NamedTuple):
     """One entry of modules.json."""
 
     kind: str  # the class's own name
-    folder: Path
+    folder: Path  # or the GGUF file
     package: str
     config: Mapping[str, Any]
 
@@ -62,6 +66,8 @@ class SentenceTransformersConfig:
 def read_sentence(folder: Path) -> SentenceTransformersConfig:
     """Reads an embedding model's files. ValueError names the module that is not computed here, or what is wrong with a
     file."""
+    if is_gguf(folder):
+        return SentenceTransformersConfig(modules=_gguf_modules(folder))
     if not has_modules(folder):
         return SentenceTransformersConfig()
     listed = folder / MODULES
@@ -86,6 +92,15 @@ def read_sentence(folder: Path) -> SentenceTransformersConfig:
         normalize = True
         behind.pop()
     return SentenceTransformersConfig(pooling, pooling is None, normalize, tuple(behind), settings)
+
+
+def _gguf_modules(file: Path) -> tuple[SentenceModule, ...]:
+    """Returns the products behind the pooling of a GGUF file."""
+    plain = {"bias": False, "activation_function": "torch.nn.Identity"}
+    return tuple(
+        SentenceModule("Dense", file, GGUF, {**plain, "tensor": name, "out_features": outputs, "in_features": inputs})
+        for name, (outputs, inputs) in dense_sizes(model_of(file)).items()
+    )
 
 
 def read_cross_encoder(folder: Path) -> SentenceTransformersConfig:

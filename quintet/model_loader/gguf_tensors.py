@@ -13,6 +13,7 @@ from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import unpermuted_rows
 from quintet.layers.quantization.formats.gguf import dequantize
 
+WIDE = ("log_of_negative", "first_less_second")  # ends of the names of functions whose results are float32
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -198,7 +199,7 @@ class ComputedEntry:
     @property
     def dtype(self) -> torch.dtype:
         first = self.parts[0]
-        return torch.float32 if first.quantized or self.function.endswith("log_of_negative") else first.dtype
+        return torch.float32 if first.quantized or self.function.endswith(WIDE) else first.dtype
 
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
@@ -234,6 +235,12 @@ def _same(model: GGUFModel, x: Tensor) -> Tensor:
 
 def _flat(model: GGUFModel, x: Tensor) -> Tensor:
     return x.reshape(-1)
+
+
+def _first_less_second(model: GGUFModel, x: Tensor) -> Tensor:
+    """[2, D] of the logits of two tokens -> [1, D], of their difference."""
+    first, second = x.float().split(1)
+    return first - second
 
 
 def _one_channel(model: GGUFModel, x: Tensor) -> Tensor:
@@ -301,6 +308,7 @@ def _rates(model: GGUFModel, x: Tensor, index: int) -> Tensor:
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "same": _same,
     "flat": _flat,
+    "first_less_second": _first_less_second,
     "one_channel": _one_channel,
     "log_of_negative": _log_of_negative,
     "latent_kv": _latent_kv,

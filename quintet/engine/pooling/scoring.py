@@ -84,11 +84,11 @@ class PairPrompt(NamedTuple):
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """Template that joins the two texts of a cross-encoder: the tokenizer's own template of pairs, a Jinja template of
-    the roles query and document, or one text behind the other."""
+    """Template that joins the two texts of a cross-encoder: a Jinja template of the roles query and document, the
+    tokenizer's own template of pairs, or one text behind the other."""
 
     tokenizer: Tokenizer
-    template: str | None = None  # Jinja
+    template: str | None = None  # Jinja; the tokenizer's "rerank" takes its place
     truncates_left: bool = False  # a longer text loses its beginning
     has_separator: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
 
@@ -98,20 +98,27 @@ class PairTemplate:
         for text, name in ((query, "the query"), (document, "the document")):
             refuse_surrogates(text, name)
         first, second = self.truncate(query, cuts.query), self.truncate(document, cuts.document)
-        pair = self._joined(first, second) if self.template is not None or not self.has_separator else None
+        template = self.own_template if self.template is None else self.template
+        pair = self._joined(first, second, template) if template is not None or not self.has_separator else None
         pair = pair or self._separated(first, second, cuts.pair)
         if not pair.token_ids:
             raise ValueError("the pair is empty: it has no tokens; give texts")
         return pair
 
-    def _joined(self, query: str, document: str) -> PairPrompt:
+    @property
+    def own_template(self) -> str | None:
+        """The tokenizer's Jinja template of a query and a document; None if it has none."""
+        named = self.tokenizer.chat_template
+        return named.get("rerank") if isinstance(named, dict) else None
+
+    def _joined(self, query: str, document: str, template: str | None) -> PairPrompt:
         """One text of both. It is cut as every other prompt is."""
         text = query + document
-        if self.template is not None:
+        if template is not None:
             messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
             given = {**self.tokenizer.special_tokens, "messages": messages, "tools": None, "documents": None,
                      "add_generation_prompt": False}  # fmt: skip
-            text = render_template(self.template, given)
+            text = render_template(template, given)
         return PairPrompt(self.tokenizer.encode(text), b"")
 
     def _separated(self, query: str, document: str, most: int | None) -> PairPrompt:

@@ -12,7 +12,7 @@ from quintet.engine.pooling.heads import (
     read_tensor,
     unit_length,
 )
-from quintet.hub.sentence_transformers import SentenceModule
+from quintet.hub.sentence_transformers import GGUF, SentenceModule
 from quintet.interface.weights import StoredTensor
 from quintet.model_loader.weight_files import WeightFiles, format_names
 
@@ -46,6 +46,9 @@ def output_width(modules: Sequence[SentenceModule], width: int) -> int:
 
 def _tensors(module: SentenceModule) -> Mapping[str, StoredTensor]:
     folder = module.folder
+    if module.package == GGUF:
+        name = f"{module.config['tensor']}.weight"
+        return {"linear.weight": raw_tensors(WeightFiles(folder))[name]}
     return raw_tensors(WeightFiles(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt"))
 
 

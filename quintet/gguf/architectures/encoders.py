@@ -8,17 +8,13 @@ from quintet.gguf.cursor import Array
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import FUSED, ArchitectureNames, Computed
 
-POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}  # pooling_type, as llama.cpp counts them; 0 and none: of tokens
-
 
 def _encoder(model: GGUFModel, name: str, reads_head: bool = False) -> Entries:
-    """The class of the trunk, segments, and how a text's states become one embedding."""
+    """The class of the trunk, and segments."""
     if not reads_head and (model.has("cls.weight") or model.has("cls.output.weight")):
         raise ValueError(f"{model.path} has a classifier behind the encoder, which quintet does not read from GGUF")
     segments = model.shape("token_types.weight")[0] if model.has("token_types.weight") else 0
-    pooling = POOLING.get(model.get("pooling_type", 0))
-    entries = {"architectures": [name], "type_vocab_size": segments, "pooling_type": pooling}
-    return {key: value for key, value in entries.items() if value is not None}
+    return {"architectures": [name], "type_vocab_size": segments}
 
 
 def _bert(model: GGUFModel) -> Entries:

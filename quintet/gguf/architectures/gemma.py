@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quintet.gguf.architectures.architecture import COMMON, Architecture, Entries, experts, windows
 from quintet.gguf.architectures.rope import rope
 from quintet.gguf.architectures.tables import GEMMA, LLAMA, SANDWICH
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import ENDS, ArchitectureNames, Computed
+from quintet.gguf.pooling import DENSE_WEIGHTS
 
 
 def _gemma(model: GGUFModel) -> Entries:
@@ -38,6 +40,12 @@ def _gemma3(model: GGUFModel) -> Entries:
         "sliding_window": window or 4096,
         "final_logit_softcapping": None if capped is None else model.number("final_logit_softcapping"),
     }
+
+
+def _gemma_embedding(model: GGUFModel) -> Entries:
+    """EmbeddingGemma: tokens see both ways, and a window is for both sides together."""
+    entries = {**_gemma3(model), **windows(model, every=6)}
+    return {**entries, "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
 
 
 def _gemma3n(model: GGUFModel) -> Entries:
@@ -161,6 +169,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture("gemma2", GEMMA, _gemma2, dtype="bfloat16"),
     "gemma3n": Architecture("gemma3n_text", _GEMMA3N, _gemma3n, dtype="bfloat16"),
     "gemma3": Architecture("gemma3_text", GEMMA, _gemma3, dtype="bfloat16"),
+    "gemma-embedding": Architecture(
+        "gemma3_text", replace(GEMMA, computed=DENSE_WEIGHTS), _gemma_embedding, dtype="bfloat16"
+    ),
     "gemma4": Architecture(
         "gemma4_text",
         _GEMMA4,

@@ -1,6 +1,7 @@
 """Qwen's families."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quintet.gguf.architectures.architecture import Architecture, Entries, experts, query_bias
 from quintet.gguf.architectures.rope import rope
@@ -41,7 +42,13 @@ def _qwen3_vl_moe(model: GGUFModel) -> Entries:
 
 
 def _qwen3(model: GGUFModel) -> Entries:
-    return _qwen2(model) | {"attention_bias": query_bias(model)}
+    return _qwen2(model) | {"attention_bias": query_bias(model)} | _reranker(model)
+
+
+def _reranker(model: GGUFModel) -> Entries:
+    """Qwen3-Reranker: the file has the rows of "yes" and "no" of the vocabulary's head, and a score compares both."""
+    is_one = model.has("cls.output.weight")
+    return {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1} if is_one else {}
 
 
 def _qwen2_moe(model: GGUFModel) -> Entries:
@@ -98,6 +105,7 @@ def _is_joined(model: GGUFModel) -> bool:
     return model.in_any_layer("ssm_in.weight")
 
 
+_QWEN3 = replace(MIXTURE, computed={"/score.weight": Computed("first_less_second", ("cls.output.weight",))})
 _NET = "self_attn"  # of a delta net, too
 _NAMES = {**LLAMA, **LATER_NORM, **EXPERTS}
 QWEN35 = ArchitectureNames(
@@ -143,13 +151,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture("qwen2", MIXTURE, _qwen2),
     "qwen2vl": Architecture("qwen2_vl_text", MIXTURE, _qwen2_vl),
     "qwen2moe": Architecture("qwen2_moe", MIXTURE, _qwen2_moe),
-    "qwen3": Architecture("qwen3", MIXTURE, _qwen3),
+    "qwen3": Architecture("qwen3", _QWEN3, _qwen3),
     "qwen3next": Architecture(
         lambda model: "qwen3_next" if _is_joined(model) else "qwen3_5_moe_text",
         lambda model: _QWEN3_NEXT_JOINED if _is_joined(model) else _QWEN3_NEXT,
         _qwen35_moe,
     ),
-    "qwen3vl": Architecture("qwen3_vl_text", MIXTURE, _qwen3_vl),
+    "qwen3vl": Architecture("qwen3_vl_text", _QWEN3, _qwen3_vl),
     "qwen3vlmoe": Architecture("qwen3_vl_moe_text", MIXTURE, _qwen3_vl_moe),
     "qwen3moe": Architecture("qwen3_moe", MIXTURE, _qwen3_moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, _qwen35),

@@ -1,7 +1,9 @@
-"""Encoders in GGUF files that llama.cpp's converter wrote, against transformers' hidden states."""
+"""Encoders, embedders and rerankers in GGUF files that llama.cpp's converter wrote, against transformers' numbers."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from quintet import LLM, PoolingParams
+from quintet.engine.pooling.scoring import PairTemplate, render_template
 from quintet.gguf.config import config
+from quintet.gguf.defaults import templates
 from quintet.gguf.file import read
 from quintet.gguf.model import GGUFModel
+from quintet.tokenizers.tokenizer import Tokenizer as QuintetTokenizer
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
 STORED = load_file(FOLDER / "logits.safetensors")
@@ -19,8 +24,16 @@ IDS = STORED["ids"].tolist()
 XLM_ROBERTA = Tokenizer.from_file(str(FOLDER / "tokenizers" / "xlm-roberta.json"))  # saved by transformers
 
 
+# how a text is pooled, as the file says, where it is not by the mean
+POOLED: dict[str, Callable[[Any], Any]] = {"xlm-roberta": lambda x: x[0], "qwen3-embedding": lambda x: x[-1]}
+
+
 @pytest.mark.parametrize(
-    "name", ["bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta", "xlm-roberta"]
+    "name",
+    [
+        *("bert", "gemma-embedding", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert"),
+        *("qwen3-embedding", "roberta", "xlm-roberta"),
+    ],
 )
 def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -> None:
     wanted = STORED[f"{name}.transformers"].numpy()
@@ -33,8 +46,11 @@ def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -
         (states,) = llm.encode([IDS], params, use_tqdm=False)
         (pooled,) = llm.embed([IDS], use_tqdm=False)
     np.testing.assert_allclose(states.outputs.data, wanted, atol=2e-3 * float(wanted.std()))
-    vector = wanted[0] if name == "xlm-roberta" else wanted.mean(0)
-    np.testing.assert_allclose(pooled.outputs.embedding, vector / np.linalg.norm(vector), atol=1e-4)
+    vector = POOLED.get(name, lambda x: x.mean(0))(wanted)
+    for index in (2, 3):  # Sentence Transformers' products behind the pooling, of EmbeddingGemma
+        weights = STORED.get(f"{name}.dense_{index}")
+        vector = vector if weights is None else weights.numpy() @ vector
+    np.testing.assert_allclose(pooled.outputs.embedding, vector / np.linalg.norm(vector), atol=2e-4)
 
 
 @pytest.mark.parametrize("pooler", [None, {"pooling_type": "MEAN"}])
@@ -60,6 +76,33 @@ def test_a_reranker_scores_pairs_as_transformers() -> None:
         (pair,) = llm.classify([XLM_ROBERTA.encode("Hello world", "two lines").ids], use_tqdm=False)
     np.testing.assert_allclose(logit.outputs.data, STORED["xlm-roberta-reranker.transformers"][0], atol=2e-3)
     assert score.outputs.score == pair.outputs.probs[0]
+
+
+def test_a_qwen3_reranker_weighs_yes_and_no() -> None:
+    """The file has these two rows of the vocabulary's head."""
+    settings = {"device": "cpu", "dtype": "float32", "activation_bits": 16, "skip_tokenizer_init": True}
+    with LLM(FOLDER / "qwen3-reranker.gguf", use_tqdm=False, **settings) as llm:
+        (score,) = llm.encode([IDS], pooling_task="score", use_tqdm=False)
+    wanted = STORED["qwen3-reranker.transformers"].sigmoid()
+    np.testing.assert_allclose(score.outputs.data, wanted, atol=1e-3)
+
+
+def test_a_reranker_joins_a_pair_as_its_file_says() -> None:
+    """llama.cpp puts the texts in the places of "{query}" and "{document}"."""
+    text = read(FOLDER / "qwen3-reranker.gguf").metadata["tokenizer.chat_template.rerank"]
+    named = {"tokenizer.chat_template": "{{ messages }}", "tokenizer.chat_template.rerank": text}
+    own = QuintetTokenizer(XLM_ROBERTA, {}, templates(named), lambda: None)
+    query, document = 'is "a" {document}?\n', "{{ b }} \u4f60 \\n"
+    whole = text.replace("{query}", "\0").replace("{document}", document).replace("\0", query)
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    assert whole.endswith("</think>\n\n")
+    joining = PairTemplate(own, has_separator=False)
+    assert joining.own_template is not None
+    assert render_template(joining.own_template, {"messages": messages}) == whole
+    made = joining.prompt(query, document)
+    assert made.token_ids == XLM_ROBERTA.encode(whole).ids
+    plain = PairTemplate(own, "{{ messages[1].content }}").prompt(query, document)
+    assert plain.token_ids == XLM_ROBERTA.encode(document).ids
 
 
 def test_classes_have_the_names_of_the_file() -> None:

@@ -306,3 +306,15 @@ def test_pages_behind_a_window_are_not_asked_for() -> None:
     wanted, every = tables.missing_hashes(request, lambda digest: True), tables.group_hashes(request)
     assert len(every) == 2 * 5, "two groups, and five full pages before the last token"
     assert wanted == [*every[0:6:2], *every[6:10]], "the token after 20 sees 13 to 19: its pages 3 and 4"
+
+
+def test_pages_that_are_here_are_not_asked_for() -> None:
+    """The beginning that is cached here is as long as the one that is known there: nothing is to be brought."""
+    tables = KVCacheManager(PagePool(20), 4, (KVCacheGroup(),))
+    request = Request(CoreRequest("0", list(range(21)), SamplingParams(), (0, 0), 1), 0)
+    every = tables.group_hashes(request)
+    for page, digest in zip(tables.pool.allocate(3), every, strict=False):
+        assert tables.pool.commit(page, digest)
+    assert tables.find_prefix(request).tokens == 3 * 4
+    assert tables.missing_hashes(request, lambda digest: digest in every[:3]) == []
+    assert tables.missing_hashes(request, lambda digest: digest in every[:4]) == every[:4]
