@@ -14,6 +14,9 @@ def test_computed_scales_bring_the_largest_number_of_each_head_to_half_of_the_ca
     scaling = KVScaling(computed=True)
     mixer, comm = (lambda spec: LayerMixer(UnusedMixer())), SingleRank()
     layer = KVScales(BuildContext(bind({}), mixer, comm, torch.float32, 16, 64, kv_scales=scaling), even_shards(2, 1))
+    before = layer.constants()
+    assert sorted(before) == ["k", "k_inverse", "v", "v_inverse"]
+    assert all(torch.equal(each, torch.ones(2, 1)) for each in before.values()), "a number of each head"
     layer.peaks = {}
     for factor in (1.0, 3.0, 2.0):
         k = torch.tensor([[[0.5, -1.25], [7.0, 0.0]]]) * factor

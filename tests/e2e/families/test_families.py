@@ -319,6 +319,16 @@ def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], 
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
 
 
+def test_a_platform_without_chunks_refuses_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLATFORM, "optional_spec_fields", PLATFORM.optional_spec_fields - {"chunk"})
+    chunked, plain = (
+        AutoConfig.for_model(family, **next(iter(EVERY[family].values()))) for family in ("llama4_text", "llama")
+    )
+    with pytest.raises(ValueError, match="no attention within chunks, and layers of llama4_text see chunks of"):
+        Worker(PLATFORM(), chunked, ModelSizes(torch.float32, 16, SERVED))
+    Worker(PLATFORM(), plain, ModelSizes(torch.float32, 16, SERVED))
+
+
 # entries of a config -> the longest requests in which they change nothing
 SHORT: dict[str, tuple[dict[str, Any], int]] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ({"index_topk": 40}, 40)),

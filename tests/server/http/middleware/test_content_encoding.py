@@ -1,10 +1,12 @@
 """Bodies that come packed: what they hold is what counts, and what is no such body is refused in words."""
 
+import asyncio
 import gzip
 import json
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -80,6 +82,30 @@ async def test_a_bomb_is_too_large_and_takes_no_memory() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     assert peak < 4 * 2**20, f"{peak} bytes"
     assert service.capacity.held.body_bytes == 0
+
+
+@pytest.mark.parametrize(("most", "status"), [(len(RAW), 200), (len(RAW) - 1, 413)], ids=["at the bound", "over it"])
+async def test_pieces_of_a_body_add_up(most: int, status: int) -> None:
+    """Where no length is announced, and nothing comes behind the last piece."""
+    messages = [{"type": "http.request", "body": RAW[:7], "more_body": True}, {"type": "http.request", "body": RAW[7:]}]
+    headers = [(b"content-type", b"application/json"), (b"host", HOST.removeprefix("http://").encode())]
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "scheme": "http",
+        "raw_path": PATH.encode(), "query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop(0)
+        await asyncio.Event().wait()  # until the app is through
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = make_app(AppState(FakeBackend(), ServerConfig(max_body_bytes=most)))
+    await app(scope, receive, send)
+    assert sent[0]["status"] == status, sent
 
 
 async def test_what_unpacks_to_nothing_has_a_bound_too() -> None:

@@ -173,6 +173,22 @@ async def test_a_large_call_comes_in_turns_and_a_small_one_between() -> None:
     assert np.array_equal(np.asarray(last, np.float32), expected(fake, "text 2047"))
 
 
+async def test_a_call_never_has_more_texts_in_the_engine_than_a_turn() -> None:
+    fake, most = backend(), 0
+    submit = fake.submit
+
+    def counted(*given: Any, **more: Any) -> None:
+        nonlocal most
+        submit(*given, **more)
+        most = max(most, len(fake.running))
+
+    fake.submit = counted  # type: ignore[method-assign]
+    async with client(fake) as http:
+        answer = await http.post("/v1/embeddings", json={"input": [f"text {n}" for n in range(2048)]})
+    assert len(answer.json()["data"]) == 2048
+    assert 128 < most <= 256
+
+
 async def test_long_texts_come_by_their_tokens() -> None:
     fake = backend(hang=0, step_tokens=64)
     async with client(fake) as http:
