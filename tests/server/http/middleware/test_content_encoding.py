@@ -91,7 +91,8 @@ async def test_pieces_of_a_body_add_up(most: int, status: int) -> None:
     headers = [(b"content-type", b"application/json"), (b"host", HOST.removeprefix("http://").encode())]
     scope = {
         "type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "scheme": "http",
-        "raw_path": PATH.encode(), "query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        "raw_path": PATH.encode(), "query_string": b"", "headers": headers, "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
     }  # fmt: skip
     sent: list[Any] = []
 
