@@ -135,7 +135,7 @@ def _decide(
         reasons += describe_files(config, hf_config.model_type, weights, media.why)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
-    config = _step_config(config, facts, pooling, media, backend, reasons)
+    config = _step_config(config, facts, pooling, media, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length
@@ -177,14 +177,13 @@ def _step_config(
     facts: Capabilities,
     pooling: Pooling | None,
     media: ServedMedia,
-    backend: str,
     reasons: list[str],
 ) -> EngineConfig:
     """Resolves what the task and the media determine of a step."""
     if pooling is None:
         config = whole_prompt_config(config, media, reasons)
     else:
-        config = resolve_pooling(config, pooling, backend, reasons)
+        config = resolve_pooling(config, pooling, reasons)
     return with_step_tokens(config, facts, media.whole_runs, reasons)
 
 

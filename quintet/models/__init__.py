@@ -100,7 +100,7 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
     With `backend`, the one that runs any model by transformers' own code."""
     if backend:
-        made: type = importlib.import_module("quintet.models.transformers").TransformersForCausalLM
+        made: type = importlib.import_module("quintet.models.transformers").backend_class(config)
         return made
     kind, overrides = config.model_type, overrides or {}
     if kind in overrides:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from quintet.api.trial import all_types, small_copy, trial
@@ -98,7 +99,7 @@ def test_a_family_of_ours_is_native_and_equal(tmp_path: Path, capsys: pytest.Cap
     folder = folder_of(tmp_path, model_type="qwen3", num_hidden_layers=40, quantization_config={"quant_method": "fp8"})
     assert main(["try", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "model": folder, "model_type": "qwen3", "verdict": "native", "equal": True, "reason": ""
+        "model": folder, "model_type": "qwen3", "verdict": "native", "equal": True, "reason": "", "compared": "tokens"
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -106,6 +107,26 @@ def test_a_family_of_ours_is_native_and_equal(tmp_path: Path, capsys: pytest.Cap
 def test_a_type_without_a_file_runs_by_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", folder_of(tmp_path, model_type="diffllama")]) == 0
     assert capsys.readouterr().out == f"{tmp_path} (diffllama): backend, tokens equal transformers'\n"
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("roberta", "native"), ("ernie", "backend")])
+def test_hidden_states_of_an_encoder_are_compared(
+    kind: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, model_type=kind)
+    assert main(["try", folder]) == 0
+    assert capsys.readouterr().out == f"{tmp_path} ({kind}): {verdict}, hidden states equal transformers'\n"
+    computed = trial.encode_here
+
+    def changed(small: SmallCopy, settings: dict[str, Any]) -> list[torch.Tensor]:
+        first, second = computed(small, settings)
+        second[3, 5] += 0.01
+        return [first, second]
+
+    monkeypatch.setattr(trial, "encode_here", changed)
+    assert main(["try", folder]) == 1
+    line = capsys.readouterr().out
+    assert "hidden states differ from transformers': a number of prompt 2 is" in line and "0.001 are allowed" in line
 
 
 def test_a_model_with_an_encoder_of_text_is_native_and_not_compared(

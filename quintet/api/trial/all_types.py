@@ -1,4 +1,4 @@
-"""Tries every causal model type of the installed transformers by its default config, each in a process of its own."""
+"""Tries all causal models and encoders of the installed transformers by their default configs, each in a process."""
 
 import contextlib
 import json
@@ -27,27 +27,28 @@ _PRELOADED = ["quintet.api.trial.all_types", "quintet.api.llm", "transformers.mo
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
 }
 
 
-def causal_types() -> list[str]:
-    """Model types with a causal language model in transformers, sorted."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def tried_types() -> list[str]:
+    """Returns the model types with a causal language model or an encoder in transformers, sorted."""
+    from transformers.models.auto import modeling_auto as auto
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES})
 
 
 def try_all(
     limit: float, total: float, show: Callable[[TrialResult], None], kinds: Iterable[str] | None = None
 ) -> list[TrialResult]:
-    """Tries `kinds`, all causal types if None: one process at a time, each at most `limit` seconds; types that would
+    """Tries `kinds`, all of them if None: one process at a time, each at most `limit` seconds; types that would
     begin after `total` seconds are "not run". ValueError if a time is not above 0."""
     if not (limit > 0 and total > 0):
         raise ValueError(f"limit and total are {limit} and {total} seconds; both must be above 0")
     context: Any = _context()
     end, results = time.monotonic() + total, []
-    for kind in causal_types() if kinds is None else kinds:
+    for kind in tried_types() if kinds is None else kinds:
         left = end - time.monotonic()
         if left <= 0:
             results.append(TrialResult(kind, kind, NOT_RUN, None, f"the {total:g} s of all types were over"))

@@ -1,4 +1,4 @@
-"""Small random copy of a model in transformers: its config, its weights, its folder and its greedy tokens."""
+"""Small random copy of a model in transformers: its config, its weights, its folder, and what it computes."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from quintet.api.trial.entries import POSITIONS, VOCAB
 from quintet.api.trial.shrink import shrink
 from quintet.hub.hf_config import LONGEST, transformers_config
 from quintet.hub.max_model_len import LENGTHS as LENGTH_ENTRIES
+from quintet.models.transformers.construct import is_encoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -26,16 +27,18 @@ _FIRST_ID = 4  # smaller ids are special tokens
 
 @dataclass(frozen=True)
 class SmallCopy:
-    """Folder of a small model, the prompts, and the tokens that transformers continues them with."""
+    """Folder of a small model, the prompts, and the tokens that transformers continues them with; of an encoder their
+    hidden states, each [tokens, hidden]."""
 
     folder: Path
     prompts: list[list[int]]
     tokens: list[list[int]]
+    states: list[torch.Tensor] | None = None
 
 
 def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> SmallCopy:
     """Writes a small random model of a text config's type to `folder`. ValueError if transformers has no causal model
-    of it, makes none of the small config, or computes no finite logits."""
+    and no encoder of it, makes none of the small config, or computes no finite numbers."""
     kind = config.model_type
     try:
         small = transformers_config(kind, shrink(config), folder / "config.json")
@@ -49,10 +52,10 @@ def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> 
         randomize(model)
         try:
             model.save_pretrained(folder)
-            prompts, tokens = _continued(model)
+            found = _encoded(model) if is_encoder(small) else _continued(model)
         except Exception as error:  # whatever transformers' code raises
             raise ValueError(f"transformers' own code fails on a small copy of {kind!r}: {one_line(error)}") from error
-    return SmallCopy(folder, prompts, tokens)
+    return SmallCopy(folder, *found)
 
 
 @contextlib.contextmanager
@@ -77,17 +80,18 @@ def one_line(error: BaseException) -> str:
 
 
 def _model(config: "PretrainedConfig", kind: str) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ValueError(f"transformers has no causal language model of type {kind!r}")
+    made: Any = AutoModel if is_encoder(config) else AutoModelForCausalLM
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and made is not AutoModel:
+        raise ValueError(f"transformers has no causal language model and no encoder of type {kind!r}")
     kernels = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
     try:
         with torch.device("meta"):
-            weights = sum(each.numel() for each in AutoModelForCausalLM.from_config(config, **kernels).parameters())
+            weights = sum(each.numel() for each in made.from_config(config, **kernels).parameters())
         if weights <= MAX_WEIGHTS:
-            return AutoModelForCausalLM.from_config(config, **kernels).float().eval()
+            return made.from_config(config, **kernels).float().eval()
     except Exception as error:  # whatever a class raises
         raise ValueError(f"transformers makes no small copy of {kind!r}: {one_line(error)}") from error
     large = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and value > 2 * VOCAB}
@@ -117,12 +121,26 @@ def randomize(model: Any) -> None:
             each.normal_(0, 0.1)
 
 
+def _prompts(model: Any) -> list[list[int]]:
+    count = min(VOCAB, getattr(model.config, "vocab_size", VOCAB))
+    return [torch.randint(_FIRST_ID, count, (length,)).tolist() for length in LENGTHS]
+
+
+@torch.no_grad()
+def _encoded(model: Any) -> tuple[list[list[int]], list[list[int]], list[torch.Tensor]]:
+    """Prompts, no tokens, and the prompts' hidden states."""
+    prompts = _prompts(model)
+    states = [model(torch.tensor([prompt])).last_hidden_state[0].float() for prompt in prompts]
+    if not all(bool(each.isfinite().all()) and float(each.std()) > 0 for each in states):
+        raise ValueError("its hidden states are not finite, or all alike")
+    return prompts, [], states
+
+
 def _continued(model: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts and their greedy continuations: of several draws, one where rounding decides no token."""
     found: tuple[list[list[int]], list[list[int]]] = [], []
-    count = min(VOCAB, getattr(model.config, "vocab_size", VOCAB))
     for _ in range(TRIES):
-        prompts = [torch.randint(_FIRST_ID, count, (length,)).tolist() for length in LENGTHS]
+        prompts = _prompts(model)
         greedy = [_greedy(model, prompt) for prompt in prompts]
         found = prompts, [tokens for tokens, _ in greedy]
         if min(margin for _, margin in greedy) > CLEAR:

@@ -1,4 +1,4 @@
-"""Runs a small random copy of a model here and in transformers, and compares the tokens."""
+"""Runs a small random copy of a model here and in transformers, and compares the tokens, or an encoder's numbers."""
 
 import dataclasses
 import tempfile
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quintet.api.trial.small_copy import NEW_TOKENS, SmallCopy, make_small_copy, one_line
+from quintet.api.trial.small_copy import CLEAR, NEW_TOKENS, SmallCopy, make_small_copy, one_line
 from quintet.common.json_files import read_object
 from quintet.config import INSIDE, EngineConfig, read_environment
 from quintet.gguf.config import config as gguf_config
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 NATIVE, BACKEND, REFUSED, NO_COPY, NOT_RUN = "native", "backend", "refused", "no copy", "not run"
+TOKENS, STATES = "tokens", "hidden states"  # that are compared
 REMEDY = "give a local folder with its config.json"
 
 
@@ -34,8 +35,8 @@ class TrialResult:
     """Result of one trial.
 
     `verdict`: "native" (a family's file runs it), "backend" (transformers' code on quintet's engine), "refused" (by
-    quintet), "no copy" (transformers makes or runs no small copy) or "not run"; `equal`: of the greedy tokens, None if
-    nothing was compared; `reason`: of a refusal or a difference.
+    quintet), "no copy" (transformers makes or runs no small copy) or "not run"; `equal`: of what was compared, None if
+    nothing was; `reason`: of a refusal or a difference; `compared`: "tokens" (greedy) or "hidden states" (encoders).
     """
 
     model: str
@@ -43,14 +44,16 @@ class TrialResult:
     verdict: str
     equal: bool | None
     reason: str
+    compared: str = TOKENS
 
     @property
     def passed(self) -> bool:
         return self.equal is True
 
     def __str__(self) -> str:
-        tokens = {True: "tokens equal transformers'", False: "tokens differ from transformers'", None: "not compared"}
-        parts = [self.verdict] + ([tokens[self.equal]] if self.verdict in (NATIVE, BACKEND) else [])
+        equal, differ = f"{self.compared} equal transformers'", f"{self.compared} differ from transformers'"
+        outcome = {True: equal, False: differ, None: "not compared"}[self.equal]
+        parts = [self.verdict] + ([outcome] if self.verdict in (NATIVE, BACKEND) else [])
         return f"{self.model} ({self.model_type}): {', '.join(parts)}" + (f": {self.reason}" if self.reason else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,13 +117,16 @@ def _compared(name: str, text: "PretrainedConfig") -> TrialResult:
         }  # fmt: skip
         try:
             _, backend = read_model(EngineConfig(model=folder, device=host), Path(folder), {})
-            tokens = run_here(small, settings)
+            difference = (
+                _difference(run_here(small, settings), small.tokens)
+                if small.states is None
+                else _distance(encode_here(small, settings), small.states)
+            )
         except Exception as error:  # transformers' code may raise anything
             reason = str(error) if isinstance(error, (ValueError, OSError)) else one_line(error)
             return TrialResult(name, kind, REFUSED, None, " ".join(reason.replace(folder, "the copy").split()))
     verdict = BACKEND if backend else NATIVE
-    difference = _difference(tokens, small.tokens)
-    return TrialResult(name, kind, verdict, not difference, difference)
+    return TrialResult(name, kind, verdict, not difference, difference, TOKENS if small.states is None else STATES)
 
 
 def run_here(small: SmallCopy, settings: dict[str, Any]) -> list[list[int]]:
@@ -135,6 +141,26 @@ def run_here(small: SmallCopy, settings: dict[str, Any]) -> list[list[int]]:
     if failed := next((each for each in outputs if each.finish_reason == "error"), None):
         raise RuntimeError(str(failed.error))
     return [list(each.token_ids) for each in outputs]
+
+
+def encode_here(small: SmallCopy, settings: dict[str, Any]) -> list[torch.Tensor]:
+    """Hidden states of the prompts, by an engine on the CPU."""
+    from quintet.api.llm import LLM
+    from quintet.pooling_params import PoolingParams
+
+    llm = LLM(**settings, runner="pooling", convert="embed")
+    params = PoolingParams(task="token_embed", normalize=False)
+    outputs = llm.encode(list(small.prompts), params, use_tqdm=False)
+    return [torch.from_numpy(output.outputs.data.copy()) for output in outputs]
+
+
+def _distance(here: list[torch.Tensor], reference: list[torch.Tensor]) -> str:
+    """Compares hidden states; "" if all are as near as rounding lets them be."""
+    for prompt, (ours, theirs) in enumerate(zip(here, reference, strict=True), 1):
+        far = float((ours - theirs).abs().max() / theirs.std())
+        if not far <= CLEAR:
+            return f"a number of prompt {prompt} is {far:.2g} standard deviations off, {CLEAR:g} are allowed"
+    return ""
 
 
 def _difference(here: list[list[int]], reference: list[list[int]]) -> str:

@@ -1,4 +1,4 @@
-"""Try an architecture: a small random copy of a model runs here and in transformers, and the tokens are compared."""
+"""Try an architecture: a small random copy of a model runs here and in transformers, and the outputs are compared."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print a JSON object; with --all it holds a list of results")
     group = parser.add_argument_group("all model types")
     group.add_argument(
-        "--all", action="store_true", help="try every causal model type of transformers, by its defaults"
+        "--all", action="store_true", help="try every causal model type and encoder of transformers, by its defaults"
     )
     group.add_argument("--limit", metavar="SECONDS", type=float, default=60.0, help="time of one type (default: 60)")
     group.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a line. 0 if the model runs and its tokens equal those of transformers; 1 otherwise."""
+    """Prints a line. 0 if the model runs and its outputs equal those of transformers; 1 otherwise."""
     if arguments.all == (arguments.MODEL is not None):
         raise ValueError("give a MODEL, or --all, and not both: `quintet try bundled`")
     if arguments.all:

@@ -32,10 +32,8 @@ def pooling_of(config: EngineConfig, whole: Any, folder: Path, family: type[Mode
     return plan_pooling(config, hf_config, folder, family.is_encoder)
 
 
-def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
-    """Returns the settings that pooling needs; adds to `reasons`. `backend`: why transformers' code runs, if so."""
-    if backend:
-        raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
+def resolve_pooling(config: EngineConfig, pooling: Pooling, reasons: list[str]) -> EngineConfig:
+    """Returns the settings that pooling needs; adds to `reasons`."""
     shown = pooling.sequence if pooling.tasks[0] in ("embed", "classify", "score") else pooling.token
     reasons.append(f"runner pooling: {', '.join(pooling.tasks)}, by {shown}")
     if config.speculative_config is not None:

@@ -45,21 +45,22 @@ def failure(error: Exception) -> str:
     )
 
 
-def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool) -> nn.Module:
-    """The causal model of a transformers config; parameters are on the meta device, buffers as transformers computes
-    them for requests of up to `length` tokens. `tied`: its head is its embedding. Unsupported if it cannot run."""
-    from transformers import AutoModelForCausalLM
+def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool, has_logits: bool = True) -> nn.Module:
+    """The causal model of a transformers config, or without logits its trunk; parameters are on the meta device,
+    buffers as transformers computes them for requests of up to `length` tokens. `tied`: its head is its embedding.
+    Unsupported if it cannot run."""
+    from transformers import AutoModel, AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     config.tie_word_embeddings = tied
     trusted = bool(getattr(config, "runs_own_code", False))
     _check_config(config)
     if not trusted:
-        _check_known(config)
+        _check_known(config, has_logits)
     register()
     try:
         with EmptyTensors():
-            model = AutoModelForCausalLM.from_config(
+            model = (AutoModelForCausalLM if has_logits else AutoModel).from_config(
                 config, dtype=dtype, attn_implementation=TRACED, trust_remote_code=trusted
             )
     except (OSError, MemoryError):
@@ -67,12 +68,22 @@ def constructed(config: Any, dtype: torch.dtype, length: int, tied: bool) -> nn.
     except Exception as error:  # whatever a model's own code raises
         raise Unsupported(config, f"transformers does not build it ({failure(error)})") from error
     model.config.use_cache = False
+    if getattr(model, "pooler", None) is not None:  # it reads the first token alone, and heads are the engine's
+        model.pooler = None
     use_own_loop(model)
     _check_class(type(model), config)
     _settle_rotary(model, length)
     model.eval()
     built: nn.Module = model
     return built
+
+
+def is_encoder(config: Any) -> bool:
+    """Returns whether tokens of a transformers config's model see both ways: such models are trained to fill masks."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    decodes = getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False)
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes
 
 
 def _check_config(config: Any) -> None:
@@ -85,12 +96,15 @@ def _check_config(config: Any) -> None:
         )
 
 
-def _check_known(config: Any) -> None:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+def _check_known(config: Any, has_logits: bool) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise Unsupported(config, "transformers has no class of it that generates text (AutoModelForCausalLM)")
-    _check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING if has_logits else MODEL_MAPPING
+    if type(config) not in known:
+        what = "that generates text (AutoModelForCausalLM)" if has_logits else "without a head (AutoModel)"
+        raise Unsupported(config, f"transformers has no class of it {what}")
+    found = known[type(config)]
+    _check_class(found[0] if isinstance(found, tuple) else found, config)
 
 
 def _check_class(made: Any, config: Any) -> None:

@@ -48,7 +48,7 @@ class Replacing:
         self._theirs, self._build, self._trace, self._names, self._running = theirs, build, trace, names, running
         self.plan = TensorParallelPlan(theirs, build)
         self._tokens, self._head = theirs.get_input_embeddings(), theirs.get_output_embeddings()
-        self._tied = self._head.weight is self._tokens.weight
+        self._tied = self._head is not None and self._head.weight is self._tokens.weight
         self._paths = {module: path for path, module in theirs.named_modules()}
         self._fp32 = float32_modules(theirs, build.dtype)
 

@@ -19,7 +19,7 @@ class TensorParallelPlan:
 
     def __init__(self, theirs: Any, build: BuildContext) -> None:
         self._build, self._config = build, theirs.config
-        prefix = f"{theirs.base_model_prefix}."
+        prefix = "" if theirs.base_model is theirs else f"{theirs.base_model_prefix}."
         base = getattr(theirs.config, "base_model_tp_plan", None) or {}
         self._styles = {_pattern(prefix + name): style for name, style in base.items()}
         self._done: set[re.Pattern[str]] = set()

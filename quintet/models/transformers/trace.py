@@ -5,8 +5,9 @@ Attention gives each token its own value, so that a token's outputs must not dep
 """
 
 import copy
+import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ class AttentionCall:
 
 @dataclass
 class ForwardTrace:
-    """Record of a trial step."""
+    """Record of a trial step. One with a first position of -1 gives the model no positions."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     products: Counter[int] = field(default_factory=Counter)  # how often a parameter was a product's weight, by its id
@@ -61,16 +62,22 @@ class ForwardTrace:
     masks: dict[int, Callable[..., Any]] = field(default_factory=dict)  # a mask's memory -> what made it
     kept: list[Tensor] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)  # q, k and v of each call, [T, H, D]
+    first_position: int = 0  # of a text's first token
+
+    def again(self) -> "ForwardTrace":
+        """Returns an empty record of another step of the same model."""
+        return ForwardTrace(first_position=self.first_position)
 
 
 def traced(model: Any, length: int) -> ForwardTrace:
     """Traces a model from constructed(), for requests of up to `length` tokens. Unserved says what is not computed."""
-    trace, first = ForwardTrace(), torch.tensor([TOKENS])
+    first = torch.tensor([TOKENS])
+    trace = ForwardTrace(first_position=first_position(model, first))
     plain = _run(model, first, trace)
     for place in (0, -1):
         other = first.clone()
         other[0, place] += 2
-        changed = (_run(model, other, ForwardTrace()) - plain).abs().amax(-1)[0]
+        changed = (_run(model, other, trace.again()) - plain).abs().amax(-1)[0]
         own, rest = changed[place], torch.cat([changed[:place], changed[place:][1:]])
         if not own > 0:
             raise Unsupported(model.config, "its outputs in a trial do not depend on its tokens")
@@ -89,9 +96,9 @@ def _check_places(model: Any, ids: Tensor, trace: ForwardTrace, plain: Tensor, l
     """A step's tokens are several requests': each must go by its own position, neither by its place in the step nor by
     the longest text in it."""
     order = torch.arange(ids.shape[1])
-    far = torch.cat([order[:-1], order[-1:].clamp(min=length - 1)])
+    far = torch.cat([order[:-1], order[-1:].clamp(min=length - 1 - trace.first_position)])
     for tokens, places, rows in ((ids.flip(1), order.flip(0), order.flip(0)), (ids, far, order[:-1])):
-        other = ForwardTrace()
+        other = trace.again()
         logits = _run(model, tokens, other, places[None])
         for one, again in ((plain[0], logits[0]), *zip(trace.given, other.given, strict=True)):
             if not torch.allclose(one[: len(rows)], again[rows], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
@@ -100,15 +107,27 @@ def _check_places(model: Any, ids: Tensor, trace: ForwardTrace, plain: Tensor, l
                 )
 
 
+def first_position(model: Any, ids: Tensor) -> int:
+    """Returns the position that a text's first token has where a model is given none: 0, or the one behind padding's
+    (RoBERTa). Unsupported where it is another."""
+    plain = _run(model, ids, ForwardTrace(first_position=-1))
+    behind = (getattr(model.config, "pad_token_id", None) or 0) + 1
+    for first in (0, behind):
+        again = _run(model, ids, ForwardTrace(first_position=first))
+        if torch.allclose(plain, again, rtol=1e-2, atol=1e-2 * float(plain.abs().max())):
+            return first
+    raise Unsupported(model.config, "the positions of its tokens begin neither at 0 nor behind the padding token's id")
+
+
 @torch.no_grad()
 def _run(model: Any, ids: Tensor, trace: ForwardTrace, positions: Tensor | None = None) -> Tensor:
-    """-> logits [1, T, V], in float32."""
+    """-> logits [1, T, V], or a trunk's hidden states, in float32. Without `positions` those of one text."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **more: Any
     ) -> tuple[Tensor, None]:
         if positions is None:  # of others, transformers' masks think that they are several texts
-            seen = _seen(model.config, attention_mask, trace, more)
+            seen = _seen(module, model.config, attention_mask, trace, more)
             trace.calls.append(_call(model.config, module, (query, key, value), seen, more))
         trace.given += [each[0].transpose(0, 1).float() for each in (query, key, value)]
         own = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
@@ -121,16 +140,32 @@ def _run(model: Any, ids: Tensor, trace: ForwardTrace, positions: Tensor | None 
         return made
 
     places = torch.arange(ids.shape[1])[None] if positions is None else positions
+    given = {} if trace.first_position < 0 else {"position_ids": places + trace.first_position}
     try:
         with traced_by(attend, mask), _WithoutWeights(trace):
-            out = model(input_ids=ids, position_ids=places, use_cache=False)
+            out = model(**forward_inputs(accepted_inputs(model), ids), **given)
     except Unsupported:
         raise
     except Exception as error:  # whatever a model raises that is given no cache and no mask
         reason = " ".join(str(error).split())[:300]
         raise Unsupported(model.config, f"a trial step failed ({type(error).__name__}: {reason})") from error
-    logits: Tensor = out[0] if isinstance(out, tuple) else out.logits
-    return logits.float()
+    first: Tensor = out[0]  # of either kind of model
+    return first.float()
+
+
+def accepted_inputs(model: Any) -> frozenset[str]:
+    """Returns which of forward_inputs() a model's forward() takes."""
+    taken = inspect.signature(model.forward).parameters
+    has_segments = "token_type_ids" in taken and bool(getattr(model.config, "type_vocab_size", None))
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    named = {"token_type_ids": has_segments, "use_cache": "use_cache" in taken or takes_all}
+    return frozenset(name for name, is_taken in named.items() if is_taken)
+
+
+def forward_inputs(accepted: Collection[str], ids: Tensor, segments: Tensor | None = None) -> dict[str, Any]:
+    """Returns arguments of forward(), beside positions. ids and segments: [1, T]."""
+    found = {"token_type_ids": torch.zeros_like(ids) if segments is None else segments, "use_cache": False}
+    return {"input_ids": ids, **{name: value for name, value in found.items() if name in accepted}}
 
 
 def _call(
@@ -153,10 +188,10 @@ def _nothing(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, (tuple, list, dict)) and not value)
 
 
-def _seen(config: Any, mask: Any, trace: ForwardTrace, more: dict[str, Any]) -> MaskPattern:
+def _seen(module: Any, config: Any, mask: Any, trace: ForwardTrace, more: dict[str, Any]) -> MaskPattern:
     """Positions seen, by the mask that the layer was given; without one, by its is_causal and sliding_window."""
     if mask is None:
-        causal = more.get("is_causal")
+        causal = more.get("is_causal", getattr(module, "is_causal", None))
         return MaskPattern(causal is None or bool(causal), more.get("sliding_window"))
     made = trace.masks.get(mask.untyped_storage().data_ptr()) if isinstance(mask, Tensor) else None
     if made is None:
@@ -164,30 +199,34 @@ def _seen(config: Any, mask: Any, trace: ForwardTrace, more: dict[str, Any]) -> 
     seen = _by_mask(made)
     if seen is None:
         raise Unsupported(config, "its masks are of another kind than causal ones and windows (chunks, blocks, images)")
-    if not seen.causal:
-        raise Unsupported(config, "its tokens see those that come after them: it does not generate text")
     return seen
 
 
 def _by_mask(made: Callable[..., Any]) -> MaskPattern | None:
-    """Positions that a mask function of (batch, head, query, key) allows; None if neither all, causal nor a window."""
+    """Positions that a mask function of (batch, head, query, key) allows; None if neither all, causal nor a window, to
+    one side or to both alike."""
 
     def sees(query: int, key: int) -> bool:
         nought = torch.tensor(0)
         return bool(made(nought, nought, torch.tensor(query), torch.tensor(key)))
 
-    if sees(FAR, FAR + 1):
-        return MaskPattern(causal=False)
+    causal = not sees(FAR, FAR + 1)
     if not sees(FAR, FAR):
         return None
     if sees(FAR, 0):
-        return MaskPattern() if sees(FAR, FAR // 2) and sees(FAR // 3, 1) else None
+        whole = sees(FAR, FAR // 2) and sees(FAR // 3, 1) and (causal or sees(0, FAR))
+        return MaskPattern(causal) if whole else None
     near, far = 0, FAR  # distances that are seen, and not
     while far - near > 1:
         middle = (near + far) // 2
         near, far = (middle, far) if sees(FAR, FAR - middle) else (near, middle)
-    alike = all(sees(at, at - near) and not sees(at, at - far) for at in range(FAR, FAR + 2 * far, max(1, far // 3)))
-    return MaskPattern(window=far) if alike else None
+    signs = (-1,) if causal else (-1, 1)
+    alike = all(
+        sees(at, at + sign * near) and not sees(at, at + sign * far)
+        for sign in signs
+        for at in range(FAR, FAR + 2 * far, max(1, far // 3))
+    )
+    return MaskPattern(causal, window=far) if alike else None
 
 
 class _WithoutWeights(TorchFunctionMode):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.layers.moe.moe import DOWN, GATE, UP, unstacked
 
-GATE_UP = "gate_up_proj"  # of transformers' stacks
+GATE_UP, TRUNK = "gate_up_proj", "model."  # of transformers' stacks; of names
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,9 @@ class WeightNames:
         """The modules' name, and the pattern of the converter that the tensor is for."""
         from transformers.core_model_loading import rename_source_key
 
+        short = name.removeprefix(TRUNK)  # which the loader puts before the names of a trunk
+        if name not in self._wanted and short in self._wanted:
+            return short, None
         own, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._wanted)
         if own in self._wanted or name not in self._wanted:
             return (own, pattern) if own in self._wanted else (own, None)

@@ -229,7 +229,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({}, "layers of linear_attention|layers keep a recurrent state"),
     "bloom": ({}, "BloomForCausalLM does not say that others may compute its attention"),
     "bart": ({}, "an encoder and a decoder"),
-    "bert": ({}, "its tokens see those that come after them"),
+    "bert": ({}, "gives hidden states, no logits, and generates nothing"),
+    "bert-generation": ({}, "its tokens see those that come after them"),
     "llama4_text": ({}, "layers of chunked_attention"),
     "doge": ({}, "masks of their own"),
 }

@@ -126,6 +126,7 @@ def test_the_warm_up_takes_every_op_through_every_shape_that_traffic_reaches(mod
 
 def test_the_host_in_a_devices_place_keeps_what_comes_and_has_no_room_for_a_cache():
     host, array = HostSampling(), np.arange(3)
+    assert not any(host.memory()), "it has no memory of its own to plan"
     (x,) = host.to_device([array])
     assert x.data_ptr() == array.ctypes.data and host.to_host(x)() is x
     assert host.memory().total == 0
