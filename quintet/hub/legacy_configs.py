@@ -132,6 +132,14 @@ def _jina_flash(entries: Entries) -> Entries:
     return {**entries, "rope_parameters": {"rope_type": "default", "rope_theta": entries["rotary_emb_base"]}}
 
 
+def _llama_bidirectional(entries: Entries) -> Entries:
+    """Tokens see both ways; `pooling` is how texts become embeddings, or what a score is computed of."""
+    known = {"avg": "MEAN", "cls": "CLS", "last": "LAST", "weighted_avg": "WEIGHTED"}
+    if entries["pooling"] not in known:
+        raise ValueError(f"pooling is {entries['pooling']!r}; {', '.join(known)} are known")
+    return {**entries, "is_causal": False, "pooling_type": known[entries["pooling"]]}
+
+
 def _new(entries: Entries) -> Entries:
     """Positions may be learned, and heads' features in pairs or scaled by the length of a text: no published one is."""
     if entries["position_embedding_type"] != "rope":
@@ -223,6 +231,7 @@ LEGACY_ADAPTERS: Mapping[str, ConfigAdapter] = {
     FLASH: ConfigAdapter(
         "jina_embeddings_v3", defaults={"rotary_emb_base": 10000.0, "lora_adaptations": None}, read=_jina_flash
     ),
+    "llama_bidirec": ConfigAdapter("llama", defaults={"pooling": "avg"}, read=_llama_bidirectional),
     "mimo": ConfigAdapter("qwen2", defaults={"num_nextn_predict_layers": 0}),
     "new": ConfigAdapter(
         "gte",

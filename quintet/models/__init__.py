@@ -29,6 +29,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
     "llama4_text": "llama4",
+    "llama_bidirec": "llama",
     "m2m_100": "bart",
     "marian": "bart",
     "mbart": "bart",

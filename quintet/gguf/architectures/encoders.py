@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, SIZES, Architecture, Entries
 from quintet.gguf.architectures.rope import rope
+from quintet.gguf.architectures.tables import LLAMA
 from quintet.gguf.cursor import Array
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import FUSED, ArchitectureNames, Computed
@@ -82,6 +83,10 @@ def _modern_bert(model: GGUFModel) -> Entries:
     }
 
 
+def _euro_bert(model: GGUFModel) -> Entries:
+    return {"architectures": ["EuroBertModel"], "rope_parameters": rope(model), "pad_token_id": None}
+
+
 _ENDS = {
     "token_embd": "words", "position_embd": "places", "token_types": "types", "token_embd_norm": "norm",
 }  # fmt: skip
@@ -104,12 +109,14 @@ _MODERN = {
     "attn_norm": "attention_norm", "ffn_norm": "mlp_norm",
 }  # fmt: skip
 _MODERN_ENDS = {"token_embd": "words", "token_embd_norm": "norm", "output_norm": "final_norm"}
+_EURO_ENDS = {"token_embd": "embed_tokens", "output_norm": "norm"}
 _COMMON = {key: name for key, name in SIZES.items() if key != "attention.head_count_kv"}
 _MODERN_COMMON = {**_COMMON, LAYER_NORM_EPS: "norm_eps"}
 _COMMON |= {LAYER_NORM_EPS: "layer_norm_eps"}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": Architecture("bert", _NAMES, _bert, _COMMON, has_head_dim=False),
+    "eurobert": Architecture("eurobert", ArchitectureNames(LLAMA, _EURO_ENDS, "layers"), _euro_bert),
     "jina-bert-v2": Architecture("jina_bert", _jina_names, _jina_bert, _COMMON, has_head_dim=False),
     "modern-bert": Architecture(
         "modernbert",

@@ -16,6 +16,12 @@ def _llama(model: GGUFModel) -> Entries:
     return entries | (experts(model, "num_local_experts") if _is_mixtral(model) else {})
 
 
+def _llama_embed(model: GGUFModel) -> Entries:
+    """Embedders of NVIDIA: tokens see both ways, and texts are pooled by the mean."""
+    mean = {} if model.get("pooling_type") else {"pooling_type": "MEAN"}
+    return _llama(model) | {"architectures": ["LlamaBidirectionalModel"], "is_causal": False} | mean
+
+
 def _llama_kind(model: GGUFModel) -> str:
     """llama.cpp has all of them in one architecture; windows are ours, which it passes over."""
     if _is_mixtral(model):
@@ -123,6 +129,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": Architecture("granite", PERMUTED, _granite),
     "granitemoe": Architecture("granitemoe", PERMUTED, _granite_moe),
     "llama": Architecture(_llama_kind, PERMUTED, _llama),
+    "llama-embed": Architecture("llama", PERMUTED, _llama_embed),
     "llama4": Architecture("llama4_text", _LLAMA4, _llama4),
     "minicpm": Architecture("granite", PERMUTED, _minicpm),
     "mistral3": Architecture("ministral3", ArchitectureNames({**LLAMA, **EXPERTS}, permutes_qk=True), _ministral3),

@@ -90,6 +90,21 @@ def test_the_last_token_is_the_texts_vector(name: str, tmp_path: Path) -> None:
             assert output.outputs.data @ exact >= 0.999
 
 
+@pytest.mark.parametrize("pooling", ["avg", "last"])
+def test_a_llama_whose_tokens_see_both_ways(pooling: str, tmp_path: Path) -> None:
+    """llama-nemotron-embed, as published: of a type that transformers does not know."""
+    model = made("LlamaModel", tmp_path)
+    renamed(tmp_path, "LlamaBidirectionalModel", model_type="llama_bidirec", pooling=pooling, auto_map={})
+    with opened(tmp_path) as llm:
+        for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+            both = states(model, ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))
+            wanted = functional.normalize(both.mean(0) if pooling == "avg" else both[-1], dim=0).numpy()
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=3e-6)
+    renamed(tmp_path, "LlamaBidirectionalModel", pooling="colbert")
+    with pytest.raises(ValueError, match="pooling is 'colbert'; avg, cls, last, weighted_avg are known"):
+        opened(tmp_path)
+
+
 # -------------------------------------------------------------------------------------------------------- rerankers
 RERANKERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any]] = {
     "Qwen3-Reranker": (

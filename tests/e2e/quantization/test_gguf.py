@@ -35,7 +35,8 @@ from tests.helpers.platforms.run_model import Runner
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
 ENCODERS = (
     *("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"),
-    *("xlm-roberta", "xlm-roberta-reranker", "gemma-embedding", "qwen3-embedding", "qwen3-reranker"),
+    *("xlm-roberta", "xlm-roberta-reranker", "qwen3-reranker"),
+    *("eurobert", "gemma-embedding", "llama-embed", "qwen3-embedding"),
 )
 NAMES = sorted({path.stem for path in FOLDER.glob("*.gguf")} - set(ENCODERS))
 LOGITS = load_file(FOLDER / "logits.safetensors")

@@ -318,3 +318,15 @@ def test_pages_that_are_here_are_not_asked_for() -> None:
     assert tables.find_prefix(request).tokens == 3 * 4
     assert tables.missing_hashes(request, lambda digest: digest in every[:3]) == []
     assert tables.missing_hashes(request, lambda digest: digest in every[:4]) == every[:4]
+
+
+def test_rows_of_a_table_are_made_anew_only_where_a_page_is_added() -> None:
+    tables = KVCacheManager(PagePool(20), 4, (KVCacheGroup(),))
+    request = Request(CoreRequest("0", list(range(21)), SamplingParams(), (0, 0), 1), 0)
+    tables.start_from(request, tables.find_prefix(request))
+    tables.reserve(request, 5)
+    made = request.table_rows[0] = np.array(request.pages[0], np.int32)
+    tables.reserve(request, 8)
+    assert len(request.pages[0]) == 2 and request.table_rows[0] is made
+    tables.reserve(request, 9)
+    assert len(request.pages[0]) == 3 and request.table_rows[0] is None

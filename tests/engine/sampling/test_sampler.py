@@ -129,7 +129,6 @@ def test_the_host_in_a_devices_place_keeps_what_comes_and_has_no_room_for_a_cach
     assert not any(host.memory()), "it has no memory of its own to plan"
     (x,) = host.to_device([array])
     assert x.data_ptr() == array.ctypes.data and host.to_host(x)() is x
-    assert host.memory().total == 0
     with pytest.raises(MemoryError, match="sampling alone"):
         host.allocate([], 1)
 
