@@ -14,7 +14,7 @@ from quintet.engine.request import CoreRequest, Request
 from quintet.engine.spec_decode.drafting import Drafting
 from quintet.engine.spec_decode.factory import make_step_costs
 from quintet.engine.spec_decode.ngram import NgramProposer
-from quintet.engine.spec_decode.policy import COST_SIZES, PRIOR, PROBE_STEPS, DraftPolicy
+from quintet.engine.spec_decode.policy import COST_SIZES, LEAST_CHANCE, PRIOR, PROBE_STEPS, DraftPolicy
 from quintet.engine.spec_decode.step_costs import TABLE_STEPS, StepCosts
 from quintet.engine.step_plan import StepPlan
 from quintet.sampling_params import SamplingParams
@@ -42,6 +42,15 @@ def test_free_drafts_are_all_given_and_dear_ones_are_not() -> None:
     assert policy.limit(room) == room and not policy.skips_next
     policy.set_costs(PER_TOKEN)  # each token takes as long as the first: a draft would have to be certain
     assert numbers(policy.limit(room)) == [0, 0, 0] and policy.skips_next
+
+
+def test_a_draft_that_gains_what_it_costs_is_none() -> None:
+    policy, room = DraftPolicy(1), [(request(0), 1)]
+    policy._all[:] = LEAST_CHANCE
+    assert numbers(policy.limit(room)) == [0]
+    policy._all[:] = 1.0
+    policy.set_costs(PER_TOKEN)
+    assert numbers(policy.limit(room)) == [0], "a second token takes as long as the first"
 
 
 def test_a_proposer_that_takes_long_is_asked_for_fewer() -> None:
