@@ -103,9 +103,12 @@ class Evidence:
             f"unsupported on {platform}: {each}: {_shorten(refuted[each])}" for each in features if each in refuted
         ]
         reasons += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
-        kind, _, family = features[0].partition("/") if len(features) == 1 else ("", "", "")
+        kit = [feature for feature in features if not feature.startswith("backend/")]
+        kind, _, family = kit[0].partition("/") if len(kit) == 1 else ("", "", "")
         part = f" --family {family}" if kind == "family" else ""  # seconds, where the whole kit takes minutes
-        return "; ".join([*reasons, f"run `quintet conformance --device {platform}{part}`"]) if reasons else ""
+        remedies = [f"run `quintet conformance --device {platform}{part}`"] if kit else []
+        remedies += ["`quintet try MODEL` compares a small copy with transformers"] if len(kit) < len(features) else []
+        return "; ".join([*reasons, *remedies]) if reasons else ""
 
 
 def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:
@@ -192,9 +195,9 @@ def _shorten(reason: str) -> str:
 
 
 def features_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[str]:
-    """Returns the features that will run, as the conformance kit names them."""
+    """Returns the features that will run, as the conformance kit names them; by transformers' code "backend/TYPE"."""
     asked = {
-        "family": hf_config.model_type,
+        "backend" if sizes.transformers_backend else "family": hf_config.model_type,
         "dtype": name_of(sizes.dtype),
         "scheme": scheme_of(sizes.quantization),
         "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,

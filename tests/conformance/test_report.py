@@ -444,6 +444,13 @@ def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
         "run `quintet conformance --device null`"
     )
     assert known.unproven_features("null", ["family/x"]).endswith("run `quintet conformance --device null --family x`")
+    assert known.unproven_features("null", ["backend/x", "dtype/y"]) == (
+        "unverified on null: backend/x, dtype/y; run `quintet conformance --device null`; "
+        "`quintet try MODEL` compares a small copy with transformers"
+    )
+    assert known.unproven_features("null", ["backend/x"]) == (
+        "unverified on null: backend/x; `quintet try MODEL` compares a small copy with transformers"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _WHOLE = -1  # texts that are too long are cut, as libraries of embeddings do, a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "TEXT", metavar="[MODEL] TEXT", nargs="*", default=[],
-        help="what becomes vectors; --input, or standard input, if none. A first word that names a model is the model",
+        help="what becomes vectors; --input, or standard input, if none or -. A first word that names a model is the model",
     )  # fmt: skip
     group = parser.add_argument_group("input and output")
     group.add_argument(
@@ -71,9 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(arguments: argparse.Namespace) -> Iterator[TextLine]:
     if arguments.TEXT and arguments.input:
         raise ValueError(f"--input is given and the text {arguments.TEXT[0][:40]!r}, too; give one of them")
-    if arguments.TEXT:
+    if arguments.TEXT and arguments.TEXT != [_texts.STDIN]:
         return iter([TextLine(text, place, {}) for place, text in enumerate(arguments.TEXT, 1)])
-    if arguments.input is None and sys.stdin.isatty():
+    if arguments.input is None and not arguments.TEXT and sys.stdin.isatty():
         raise ValueError('no text: give one (`quintet embed "The sky is blue"`), or a file with --input')
     return _texts.read(arguments.input or _texts.STDIN, arguments.field)
 

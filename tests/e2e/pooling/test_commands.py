@@ -52,11 +52,13 @@ def test_objects_keep_what_else_they_hold(bert: tuple[Path, Any, Any], tmp_path:
     assert found["id"] == 7 and len(found["embedding"]) == 48
 
 
+@pytest.mark.parametrize("words", [[], ["-"]], ids=["nothing", "-"])
 def test_texts_that_were_cut_are_counted(
-    bert: tuple[Path, Any, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], bert: tuple[Path, Any, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of standard input, which is read where no text is given, or -."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n" + b"cat " * 90)))
-    assert cli.main(["embed", *flags(bert), "--max-model-len", "48"]) == 0
+    assert cli.main(["embed", *flags(bert), "--max-model-len", "48", *words]) == 0
     assert "1 have 48 tokens, or were cut to that" in capsys.readouterr().err
 
 
