@@ -27,7 +27,7 @@ _WHOLE = -1  # texts that are too long are cut, as libraries of embeddings do, a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "TEXT", metavar="[MODEL] TEXT", nargs="*", default=[],
-        help="what becomes vectors; --input, or standard input, if none or -. A first word that names a model is the model",
+        help="what becomes vectors; none or -: --input or standard input. A first word that names a model is the model",
     )  # fmt: skip
     group = parser.add_argument_group("input and output")
     group.add_argument(
