@@ -55,6 +55,7 @@ ALSO = {
     "glm_moe_dsa": "GLM-5, as DeepSeek-V3.2",
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "llama_bidirec": "Llama Nemotron Embed, whose tokens see both ways; for embeddings",
+    "nomic_bert_moe": "Nomic Embed v2 (Nussbaum and Duderstadt 2025)",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",

@@ -140,6 +140,15 @@ def _llama_bidirectional(entries: Entries) -> Entries:
     return {**entries, "is_causal": False, "pooling_type": known[entries["pooling"]]}
 
 
+def _nomic_moe(entries: Entries) -> Entries:
+    """Refuses switches of its code that published checkpoints do not have."""
+    for name, known in NOMIC_SWITCHES.items():
+        if entries.get(name, known) != known:
+            raise ValueError(f"{name} is {entries[name]!r}; {known!r} is known")
+    rope = {"rope_type": "default", "rope_theta": entries.pop("rotary_emb_base")}
+    return {"has_experts_bias": True, **entries, "rope_parameters": rope}
+
+
 def _new(entries: Entries) -> Entries:
     """Positions may be learned, and heads' features in pairs or scaled by the length of a text: no published one is."""
     if entries["position_embedding_type"] != "rope":
@@ -154,6 +163,18 @@ def _new(entries: Entries) -> Entries:
     return {"rope_parameters": {**rope, "rope_theta": entries.pop("rope_theta")}, **entries}
 
 
+NOMIC_SWITCHES = {
+    "prenorm": False,
+    "causal": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "use_rms_norm": None,
+    "expert_choice_router": False,
+    "moe_normalize_expert_weights": False,
+    "num_shared_experts": 0,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+}
 PLAMO2 = {  # its class's defaults for missing entries
     "attention_window_size": 2048,
     "full_attention_idx": None,
@@ -186,7 +207,7 @@ RWKV7 = {
     "vocab_size": 65536,
     **dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")),
 }
-FLASH = "xlm-roberta-flash"
+FLASH, NOMIC_MOE = "xlm-roberta-flash", "nomic_bert_moe"
 # (a type, how positions come in) -> which other the file means: repositories with code of their own say another's
 POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): FLASH}
 # by model_type
@@ -246,6 +267,20 @@ LEGACY_ADAPTERS: Mapping[str, ConfigAdapter] = {
         },
         read=_new,
     ),
+    NOMIC_MOE: ConfigAdapter(
+        "nomic_bert",
+        {
+            "n_embd": "hidden_size",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_layer": "num_hidden_layers",
+            "n_positions": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "activation_function": "hidden_act",
+        },
+        {"rotary_emb_base": 10000.0, "moe_top_k": 1},
+        _nomic_moe,
+    ),
     "plamo2": ConfigAdapter("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
     "rwkv7": ConfigAdapter("mamba2", defaults=RWKV7, read=_rwkv7),
     "solar": ConfigAdapter(
@@ -259,6 +294,8 @@ TYPE_BY_CLASS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
 
 def resolved_model_type(kind: str, entries: Mapping[str, Any]) -> str:
     """The type that a file means by its model_type."""
+    if kind == "nomic_bert" and entries.get("moe_every_n_layers"):
+        return NOMIC_MOE
     return POSITIONS.get((kind, str(entries.get("position_embedding_type"))), kind)
 
 

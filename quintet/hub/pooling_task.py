@@ -43,7 +43,7 @@ LATE_INTERACTION = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")  # of picture
 SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
-    *("mpnet", "nomic_bert", "gemma3_text"),
+    *("mpnet", "nomic_bert", "nomic_bert_moe", "gemma3_text"),
 )  # families of models that use mean pooling, if no file names another
 
 

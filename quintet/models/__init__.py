@@ -34,6 +34,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "marian": "bart",
     "mbart": "bart",
     "new": "gte",
+    "nomic_bert_moe": "nomic_bert",
     "pegasus": "bart",
     "plbart": "bart",
     "siglip2_text_model": "clip_text_model",

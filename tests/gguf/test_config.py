@@ -67,6 +67,7 @@ UNREAD_OF = {
     "jina-bert-v2": {"cls"},
     "modern-bert": {"cls", "cls.output", "cls.norm"},
     "nomic-bert": {"position_embd", "output_norm"},
+    "nomic-bert-moe": {"output_norm"},
     "chatglm": {"attn_q", "attn_k", "attn_v"},
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, SIZES, Architecture, Entries
+from quintet.gguf.architectures.architecture import LAYER_NORM_EPS, SIZES, Architecture, Entries, experts
 from quintet.gguf.architectures.rope import rope
 from quintet.gguf.architectures.tables import LLAMA
 from quintet.gguf.cursor import Array
@@ -32,6 +32,18 @@ def _bert(model: GGUFModel) -> Entries:
 
 def _nomic_bert(model: GGUFModel) -> Entries:
     return {**_encoder(model, "NomicBertModel"), "hidden_act": "silu", "rope_parameters": rope(model, base=1000.0)}
+
+
+def _nomic_moe(model: GGUFModel) -> Entries:
+    """The converter leaves out the bias of what experts add up to."""
+    return {
+        **_nomic_bert(model),
+        **experts(model, used="moe_top_k"),
+        "hidden_act": "gelu",
+        "rotary_emb_base": model.number("rope.freq_base", 10000.0),
+        "moe_every_n_layers": model.required_number("moe_every_n_layers"),
+        "has_experts_bias": False,
+    }
 
 
 def _jina_bert(model: GGUFModel) -> Entries:
@@ -100,6 +112,14 @@ _CLASSIFIER = {  # matrices of any type, in floats
     for name, module in (("cls", "dense"), ("cls.output", "out_proj")) for part in ("weight", "bias")
 }  # fmt: skip
 _NAMES = ArchitectureNames(_BLOCKS, _ENDS, "layers", computed=_CLASSIFIER)
+_NOMIC_MOE = ArchitectureNames(
+    {
+        **_BLOCKS, "ffn_gate_inp": "mlp.gate", "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    },
+    _ENDS,
+    "layers",
+)  # fmt: skip
 _GATED = {**_BLOCKS, "ffn_gate": "mlp.gate_proj"}
 _JINA = {
     **_GATED, "attn_q_norm": "attention.over_q", "attn_k_norm": "attention.over_k", "attn_norm_2": "between",
@@ -125,6 +145,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _MODERN_COMMON,
         has_head_dim=False,
     ),
+    "nomic-bert-moe": Architecture("nomic_bert_moe", _NOMIC_MOE, _nomic_moe, _COMMON, has_head_dim=False),
     "nomic-bert": Architecture(
         "nomic_bert", ArchitectureNames(_GATED, _ENDS, "layers"), _nomic_bert, _COMMON, has_head_dim=False
     ),

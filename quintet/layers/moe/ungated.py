@@ -1,4 +1,4 @@
-"""Experts without gates, as Nemotron 3 has them (NVIDIA 2025): some in a narrower space than the model's."""
+"""Experts without gates: of Nemotron 3 (NVIDIA 2025), some in a narrower space than the model's, and Nomic Embed v2."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, replicated
+from quintet.layers.build import BuildContext, replicated, vector_weight
 from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import MLP
 from quintet.layers.moe.moe import DOWN, UP, Experts, MoE, MoESizes
@@ -70,4 +70,28 @@ class UngatedMoE(MoE):
         weights, ids = self.choice(self.gate(x))
         mixed = self._comm.all_reduce(self.experts(x if self.into is None else self.into(x), weights, ids))
         out: Tensor = self._own.add(mixed if self.out is None else self.out(mixed), self.shared_experts(x))
+        return out
+
+
+class BiasedUngatedMoE(MoE):
+    """A mixture of such experts with one bias, added to what they add up to (Nussbaum and Duderstadt 2025)."""
+
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, has_bias: bool) -> None:
+        super().__init__(build, moe_sizes)
+        names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
+        self.experts = UngatedExperts(build, (moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
+        self._build, self._has_bias = build, has_bias
+        self._own = build.ops.take("add", "take_rows")
+        self.bias: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        bias = vector_weight(self._build, f"{path}.experts.bias", self._moe_sizes.hidden, name="bias")
+        return [bias] if self._has_bias else []
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = self.choice(self.gate(x))
+        mixed = self._comm.all_reduce(self.experts(x, weights, ids))
+        if not self._has_bias:
+            return mixed
+        out: Tensor = self._own.add(mixed, self._own.take_rows(self.bias[None], ids[:, 0] * 0))
         return out

@@ -4,6 +4,7 @@ Their code is not here. What it computes is written down below, or is transforme
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from quintet import LLM, PoolingParams
+from quintet_tools.checkpoints.encoders import ENCODERS, encoder, hidden
 
 TEXTS = [[5, 6, 7], [4] * 40, [9], list(range(5, 63)), [3, 70, 2]]
 SIZES: dict[str, Any] = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -348,3 +350,34 @@ def test_what_new_may_say_and_is_not_computed_is_refused(entry: dict[str, Any], 
     said = {**GTE, "model_type": "new", "architectures": ["NewModel"], **entry}
     with pytest.raises(ValueError, match=message):
         opened(written(tmp_path, gte(gte_model()), **said))
+
+
+# ----------------------------------------------------------------------------------------------------- Nomic Embed v2
+
+
+@pytest.mark.parametrize("variant", ENCODERS["nomic_bert_moe"])
+def test_nomics_experts(variant: str, tmp_path: Path) -> None:
+    tiny = encoder("nomic_bert_moe", variant)
+    with opened(tiny.folder) as llm:
+        together = [each.outputs.data for each in llm.encode(TEXTS, EACH, use_tqdm=False)]
+        for ids, states in zip(TEXTS, together, strict=True):
+            exact = hidden(tiny.reference, ids).numpy()
+            np.testing.assert_allclose(states, exact, atol=3e-5 * max(1, np.abs(exact).max()))
+            assert np.array_equal(llm.encode([ids], EACH, use_tqdm=False)[0].outputs.data, states)
+        vector = llm.embed([TEXTS[1]], use_tqdm=False)[0].outputs.data
+    mean = together[1].mean(0)
+    np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [({"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights is True; False is known"),
+     ({"num_experts": 3}, "not rows of 3 experts"), ({"prenorm": True}, "prenorm is True")],
+)  # fmt: skip
+def test_what_nomics_code_does_otherwise_is_refused(entries: dict[str, Any], why: str, tmp_path: Path) -> None:
+    tiny = encoder("nomic_bert_moe", next(iter(ENCODERS["nomic_bert_moe"])))
+    shutil.copytree(tiny.folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **entries}))
+    with pytest.raises(ValueError, match=why):
+        opened(tmp_path)

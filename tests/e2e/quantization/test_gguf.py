@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
 ENCODERS = (
     *("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"),
     *("xlm-roberta", "xlm-roberta-reranker", "qwen3-reranker"),
-    *("eurobert", "gemma-embedding", "llama-embed", "qwen3-embedding"),
+    *("nomic-bert-moe", "eurobert", "gemma-embedding", "llama-embed", "qwen3-embedding"),
 )
 NAMES = sorted({path.stem for path in FOLDER.glob("*.gguf")} - set(ENCODERS))
 LOGITS = load_file(FOLDER / "logits.safetensors")

@@ -144,6 +144,88 @@ def _as_it_is(tensors: Tensors, said: Settings) -> Tensors:
     return tensors
 
 
+# ------------------------------------------------------------------------------------------------------ Nomic Embed v2
+
+
+class NomicExperts(nn.Module):
+    """Two stacks of rows, of both products, and a bias of what the experts add up to."""
+
+    def __init__(self, said: Settings) -> None:
+        super().__init__()
+        rows = said["num_experts"] * said["n_inner"]
+        self.mlp = nn.ParameterDict({name: nn.Parameter(torch.randn(rows, said["n_embd"])) for name in ("w1", "w2")})
+        self.bias = nn.Parameter(torch.zeros(said["n_embd"]))
+
+
+class NomicBlock(nn.Module):
+    """Attention with rotary positions, and BERT's feed-forward or experts, each followed by its sum and norm."""
+
+    def __init__(self, said: Settings, index: int) -> None:
+        super().__init__()
+        width, inner, self.said = said["n_embd"], said["n_inner"], said
+        self.norm1, self.norm2 = (nn.LayerNorm(width, said["layer_norm_epsilon"]) for _ in range(2))
+        self.attn = nn.ModuleDict({"Wqkv": nn.Linear(width, 3 * width), "out_proj": nn.Linear(width, width)})
+        self.is_mixture = index % said["moe_every_n_layers"] == 1
+        router = nn.ModuleDict({"layer": nn.Linear(width, said["num_experts"], bias=False)})
+        mixture = {"router": router, "experts": NomicExperts(said)}
+        plain = {"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)}
+        self.mlp: Any = nn.ModuleDict(mixture if self.is_mixture else plain)
+
+    def attended(self, x: Tensor) -> Tensor:
+        heads = self.said["n_head"]
+        q, k, v = self.attn["Wqkv"](x).unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)
+        half = q.shape[-1] // 2
+        pace = self.said["rotary_emb_base"] ** (-torch.arange(half) / half)
+        angles = torch.arange(len(x))[:, None] * pace
+        cos, sin = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
+
+        def turned(part: Tensor) -> Tensor:
+            a, b = part.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        weights = (turned(q) @ turned(k).mT / q.shape[-1] ** 0.5).softmax(-1)
+        out: Tensor = self.attn["out_proj"]((weights @ v).transpose(0, 1).flatten(1))
+        return out
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """The sum of the chosen experts by their shares of a softmax over all, which need not add up to 1."""
+        shares, chosen = self.mlp["router"]["layer"](x).softmax(-1).topk(self.said["moe_top_k"], -1)
+        own = self.mlp["experts"]
+        first, second = (own.mlp[name].unflatten(0, (self.said["num_experts"], -1)) for name in ("w1", "w2"))
+        rows = []
+        for each, part, ids in zip(x, shares, chosen, strict=True):
+            outputs = torch.stack([functional.gelu(each @ first[expert].T) @ second[expert] for expert in ids])
+            rows.append(part @ outputs)
+        return torch.stack(rows) + own.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.attended(x) + x)
+        y = self.mixed(x) if self.is_mixture else self.mlp["fc2"](functional.gelu(self.mlp["fc1"](x)))
+        out: Tensor = self.norm2(y + x)
+        return out
+
+
+class NomicMoE(nn.Module):
+    """Called as transformers' trunks are, with one text; its modules have the published files' names."""
+
+    def __init__(self, said: Settings) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type="nomic_bert_moe")
+        width = said["n_embd"]
+        tables = {"word_embeddings": said["vocab_size"], "token_type_embeddings": said["type_vocab_size"]}
+        self.embeddings = nn.ModuleDict({name: nn.Embedding(count, width) for name, count in tables.items()})
+        self.emb_ln = nn.LayerNorm(width, said["layer_norm_epsilon"])
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(NomicBlock(said, i) for i in range(said["n_layer"]))})
+
+    def forward(self, ids: Tensor, token_type_ids: Tensor | None = None) -> Any:
+        types = ids * 0 if token_type_ids is None else token_type_ids
+        words, kinds = self.embeddings["word_embeddings"](ids[0]), self.embeddings["token_type_embeddings"](types[0])
+        x = self.emb_ln(words + kinds)
+        for layer in self.encoder["layers"].children():
+            x = layer(x)
+        return SimpleNamespace(last_hidden_state=x[None])
+
+
 # ------------------------------------------------------------------------------------------------------------ Jina v3
 
 TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
@@ -246,6 +328,7 @@ def _new_computes(model: Any, said: Settings) -> Any:
 
 PUBLISHED_ENCODERS: Mapping[str, Published] = {
     "jina_bert": Published("JinaBertModel", "", dict, _as_it_is, own=Jina),
+    "nomic_bert_moe": Published("NomicBertModel", "", dict, _as_it_is, own=NomicMoE),
     "new": Published("NewModel", "gte", _new_config, _new, _new_computes, "its frequencies stretched as published"),
     "xlm-roberta-flash": Published(
         "XLMRobertaModel",

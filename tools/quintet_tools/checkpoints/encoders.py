@@ -37,6 +37,11 @@ FLASH = {
     **SMALL, "model_type": "xlm-roberta", "type_vocab_size": 1, "position_embedding_type": "rotary",
     "rotary_emb_base": 20000.0, "lora_adaptations": list(TASKS), "lora_rank": 4, "lora_alpha": 2,
 }  # fmt: skip
+NOMIC_MOE: dict[str, Any] = {
+    "model_type": "nomic_bert", "vocab_size": VOCAB, "n_embd": 48, "n_layer": 4, "n_head": 6, "n_inner": 77,
+    "n_positions": PLACES + 2, "type_vocab_size": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu",
+    "rotary_emb_base": 1000.0, "num_experts": 4, "moe_top_k": 2, "moe_every_n_layers": 2, "pad_token_id": 1,
+}  # fmt: skip
 NEW = {**SMALL, "type_vocab_size": 2, "rope_theta": 500000.0, "position_embedding_type": "rope"}
 
 # family -> variant -> what its config is made of; the first has segments, where the family has any
@@ -64,6 +69,7 @@ ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
         "q and k normed": {**JINA, "feed_forward_type": "reglu", "auto_map": LATER},
         "ungated": {**JINA, "feed_forward_type": "original"},
     },
+    "nomic_bert_moe": {"plain": NOMIC_MOE, "each third layer": {**NOMIC_MOE, "moe_every_n_layers": 3, "n_layer": 5}},
     "new": {
         "stretched": {**NEW, "rope_scaling": {"type": "ntk", "factor": 2.0}},
         "stretched by a power": {**NEW, "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},
