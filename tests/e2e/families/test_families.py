@@ -319,6 +319,12 @@ def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], 
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
 
 
+def test_layers_of_decoders_can_be_shared_out_to_stages() -> None:
+    config = AutoConfig.for_model("llama", **next(iter(EVERY["llama"].values())))
+    model = Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED)).main.model
+    assert model.pipeline_trunk() is model.get_submodule("model")
+
+
 def test_a_platform_without_chunks_refuses_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PLATFORM, "optional_spec_fields", PLATFORM.optional_spec_fields - {"chunk"})
     chunked, plain = (
