@@ -12,9 +12,11 @@ DENSE_WEIGHTS: Mapping[str, Computed] = {f"/{each}.weight": Computed("same", (f"
 
 
 def pooling_entries(model: GGUFModel) -> dict[str, Any]:
-    """Returns entries of config.json: a file that names a pooling type is of a model that gives embeddings, no text."""
-    kind = TYPES.get(model.get("pooling_type", 0))
-    return {} if kind is None else {"architectures": ["EmbeddingModel"], "pooling_type": kind}
+    """Returns entries of config.json: a file that names a pooling type, or whose tokens see both ways, is of a model
+    that gives embeddings, no text."""
+    kind, both = TYPES.get(model.get("pooling_type", 0)), model.get("attention.causal") is False
+    entries: dict[str, Any] = {"architectures": ["EmbeddingModel"]} if kind or both else {}
+    return entries | ({"pooling_type": kind} if kind else {}) | ({"is_causal": False} if both else {})
 
 
 def dense_sizes(model: GGUFModel) -> dict[str, tuple[int, int]]:

@@ -19,6 +19,10 @@ def _attending(model: GGUFModel, other: str, attention: str = "full_attention") 
 
 def _lfm2(model: GGUFModel) -> Entries:
     """The file has the width that the feed-forward layers come to."""
+    for what, is_there in (("tokens that see both ways", model.get("attention.causal") is False),
+                           ("a projection of each token (ColBERT)", model.has("dense_2.weight"))):  # fmt: skip
+        if is_there:
+            raise ValueError(f"{model.path} has {what}, which quintet does not compute for LFM2; use another model")
     return {
         "rope_parameters": rope(model),
         "layer_types": _attending(model, "conv"),

@@ -105,6 +105,19 @@ def test_a_reranker_joins_a_pair_as_its_file_says() -> None:
     assert plain.token_ids == XLM_ROBERTA.encode(document).ids
 
 
+def test_tokens_see_both_ways_where_the_file_says_so() -> None:
+    file = read(FOLDER / "qwen3.gguf")
+    assert "architectures" not in config(GGUFModel([file]))
+    both = dataclasses.replace(file, metadata={**file.metadata, "qwen3.attention.causal": False})
+    found = config(GGUFModel([both]))
+    assert found["is_causal"] is False and found["architectures"] == ["EmbeddingModel"] and "pooling_type" not in found
+    hybrid = read(FOLDER / "lfm2.gguf")
+    for more in ({"metadata": {**hybrid.metadata, "lfm2.attention.causal": False}},
+                 {"tensors": {**hybrid.tensors, "dense_2.weight": hybrid.tensors["token_embd.weight"]}}):  # fmt: skip
+        with pytest.raises(ValueError, match="which quintet does not compute for LFM2"):
+            config(GGUFModel([dataclasses.replace(hybrid, **more)]))
+
+
 def test_classes_have_the_names_of_the_file() -> None:
     file = read(FOLDER / "xlm-roberta-reranker.gguf")
     assert config(GGUFModel([file]))["id2label"] == {0: "LABEL_0"}
