@@ -422,3 +422,13 @@ def test_rows_stand_side_by_side_wherever_they_lie(dtype: torch.dtype) -> None:
         assert torch.equal(joined(a, b), torch.cat([a, b], -1))
     with pytest.raises(ValueError, match="no rows in common"):
         joined(x, y)
+
+
+@pytest.mark.parametrize("kind", [-1, 3])
+def test_types_that_there_are_not_are_refused(kind: int) -> None:
+    """Before anything is read: the addresses are none."""
+    message = f"kind .* must be 0 to 2, not {kind}"
+    with pytest.raises(ValueError, match=message):
+        _cpu.scale_rows(kind, 0, 0, 0, 0, 1, 1)
+    with pytest.raises(ValueError, match=message):
+        _cpu.route(kind, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, False)
