@@ -23,16 +23,14 @@ namespace {
 
 constexpr int kMostCpus = 1 << 16;
 
-// First line of the file, or empty.
+// First line of the file with its end, or empty.
 std::string first_line(const std::string& path) {
     std::FILE* file = std::fopen(path.c_str(), "re");
     if (file == nullptr) return {};
     char line[4096] = {};  // a list of processors with many holes
     const bool read = std::fgets(line, sizeof line, file) != nullptr;
     std::fclose(file);
-    std::string text = read ? line : "";
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    return text;
+    return read ? line : "";
 }
 
 // "0-3,8,10-11" as numbers; what is no such list ends it.
