@@ -208,6 +208,18 @@ def test_wrong_places_are_refused() -> None:
         connect_ranks(RankInfo(1, 2), rooms, 1.0).all_reduce(torch.ones(1))
 
 
+def test_places_for_what_stages_hand_on_lie_apart() -> None:
+    """Notes of a page, and goods of SHELF_BYTES, of the steps that run at once."""
+    with nameless_file() as file:
+        team = _cpu.Team(file.fileno(), 0, 2, 1.0, 1)
+        assert team.stages == 2
+        sizes = {0: 4096, 1: _cpu.SHELF_BYTES}
+        places = {(team.place(shelf, step), size) for shelf, size in sizes.items() for step in range(6)}
+    assert len(places) == 6 + 3, "notes of six steps, goods of three"
+    ordered = sorted(places)
+    assert all(start + size <= after for (start, size), (after, _) in zip(ordered, ordered[1:], strict=False))
+
+
 RANK = """
 import sys
 import numpy as np

@@ -432,3 +432,12 @@ def test_types_that_there_are_not_are_refused(kind: int) -> None:
         _cpu.scale_rows(kind, 0, 0, 0, 0, 1, 1)
     with pytest.raises(ValueError, match=message):
         _cpu.route(kind, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, False)
+
+
+@pytest.mark.parametrize("width", [1, 5, 17, 19, 64])
+def test_nothing_is_written_behind_the_rows(width: int) -> None:
+    x, factors = randn(3, width, dtype=torch.float32), torch.tensor([2.0, -1.0, 0.5])
+    out = torch.full((3 * width + 40,), 7.0)
+    _cpu.scale_rows(0, out.data_ptr(), x.data_ptr(), factors.data_ptr(), 3, width, width)
+    torch.testing.assert_close(out[: 3 * width].view(3, width), x * factors[:, None])
+    assert (out[3 * width :] == 7.0).all()
