@@ -147,7 +147,7 @@ async def _ended(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("count", [11, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [11, pytest.param(2000, marks=[pytest.mark.sweep, pytest.mark.timeout(3600)])])
 def test_hostile_files_are_refused_beside_a_stream_that_stays_the_same(count: int) -> None:
     fake = whisper_backend()
     with serving(fake) as live:
