@@ -11,6 +11,7 @@ from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.pooler import Pooler
 from quintet.engine.pooling.sentence_modules import output_width, read_modules
 from quintet.hub.pooling_task import Pooling, is_pooling_model, plan_pooling
+from quintet.hub.sentence_transformers import GGUF
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.weight_files import WeightFiles
 
@@ -54,7 +55,8 @@ PADDED_TYPES = ("siglip_text_model", "siglip2_text_model")  # whose texts were f
 
 def head_tensors(pooling: Pooling) -> tuple[str, ...]:
     """Returns patterns of tensors that are no part of the model's trunk."""
-    return (*heads.HEAD_TENSORS, *heads.PROJECTIONS) if pooling.sentence.pools_tokens else heads.HEAD_TENSORS
+    beside = [rf"{each.config['tensor']}\.weight" for each in pooling.sentence.modules if each.package == GGUF]
+    return (*heads.HEAD_TENSORS, *(heads.PROJECTIONS if pooling.sentence.pools_tokens else ()), *beside)
 
 
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quintet.gguf.pooling import DENSE
 from quintet.interface.weights import StoredTensor
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import tensors_of
@@ -23,7 +22,6 @@ HEAD_TENSORS = (
     r"(cls|lm_head|generator_predictions|discriminator_predictions|vocab_(transform|layer_norm|projector))\..*",
     r"((model|transformer)\.)?(pre_classifier|classifier|score|v_head|value_head|rank_head)\..*",
     r"(head|decoder|qa_outputs|predictions)\..*",
-    *(rf"{name}\.weight" for name in DENSE),
 )
 # tensors of the projection of a model for late interaction
 PROJECTIONS = (r"(colbert_)?linear\.(weight|bias)", r"embedding_proj_layer\.(weight|bias)")

@@ -88,7 +88,7 @@ class PairTemplate:
     tokenizer's own template of pairs, or one text behind the other."""
 
     tokenizer: Tokenizer
-    template: str | None = None  # Jinja; the tokenizer's "rerank" takes its place
+    template: str | None = None  # Jinja; None: the tokenizer's own, "rerank", if it has one
     truncates_left: bool = False  # a longer text loses its beginning
     has_separator: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
 
