@@ -79,11 +79,20 @@ def test_what_stays_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         small_copy.make_small_copy(AutoConfig.for_model("llama"), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("llama", "llama): native"), ("gemma4-e2b", "gemma4_text): backend")])
-def test_a_gguf_file_is_tried_by_its_metadata(name: str, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "verdict", "compared"),
+    [
+        ("llama", "llama): native", "tokens"),
+        ("gemma4-e2b", "gemma4_text): backend", "tokens"),
+        ("gemma-embedding", "gemma3_text): native", "hidden states"),
+    ],
+)
+def test_a_gguf_file_is_tried_by_its_metadata(
+    name: str, verdict: str, compared: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = Path(__file__).parents[1] / "data" / "quantized" / "gguf" / f"{name}.gguf"
     assert main(["try", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file} ({verdict}, tokens equal transformers'\n"
+    assert capsys.readouterr().out == f"{file} ({verdict}, {compared} equal transformers'\n"
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> 
         randomize(model)
         try:
             model.save_pretrained(folder)
-            found = _encoded(model) if is_encoder(small) else _continued(model)
+            found = _encoded(model) if _sees_both_ways(small) else _continued(model)
         except Exception as error:  # whatever transformers' code raises
             raise ValueError(f"transformers' own code fails on a small copy of {kind!r}: {one_line(error)}") from error
     return SmallCopy(folder, *found)
@@ -79,11 +79,16 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]
 
 
+def _sees_both_ways(config: "PretrainedConfig") -> bool:
+    """Returns whether it is compared by hidden states: an encoder, or a decoder made into an embedder."""
+    return is_encoder(config) or getattr(config, "use_bidirectional_attention", None) is True
+
+
 def _model(config: "PretrainedConfig", kind: str) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    made: Any = AutoModel if is_encoder(config) else AutoModelForCausalLM
+    made: Any = AutoModel if _sees_both_ways(config) else AutoModelForCausalLM
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and made is not AutoModel:
         raise ValueError(f"transformers has no causal language model and no encoder of type {kind!r}")
     kernels = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
