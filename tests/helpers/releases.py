@@ -5,7 +5,7 @@ from typing import NoReturn
 import pytest
 import transformers
 from packaging.version import Version
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from quintet_tools.checkpoints.tiny import Tiny
 
@@ -13,10 +13,10 @@ RELEASE = Version("5.23.0")  # all model types of the tests are in it
 
 
 def need_model_type(model_type: str) -> None:
-    """Skips the test if this release has no such causal model, or one that computes its attention itself."""
+    """Skips the test if this release has no such causal model or encoder, or one that computes its attention itself."""
     if model_type not in transformers.CONFIG_MAPPING:
         _skip(model_type)
-    model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+    model = getattr(transformers, {**MODEL_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}[model_type])
     if not model._supports_attention_backend:
         _skip(f"_supports_attention_backend of {model.__name__}")
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from quintet import LLM, PoolingParams
 from quintet.models.transformers import TransformersEncoder, TransformersForCausalLM
 from tests.e2e.pooling.test_scores import DOCUMENTS, QUERY, WORDS, crossed, tokenizer
+from tests.helpers.releases import need_model_type
 
 TEXTS = [[5, 6, 7], [4] * 40, [9], list(range(5, 63)), [3, 70, 2]]
 SIZES: dict[str, Any] = {
@@ -29,8 +29,7 @@ RAW = PoolingParams(task="token_embed", normalize=False)
 
 
 def made(kind: str, auto: Any = AutoModel, **more: Any) -> Any:
-    if kind not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no model type {kind}")
+    need_model_type(kind)
     torch.manual_seed(0)
     return auto.from_config(AutoConfig.for_model(kind, **{**SIZES, **ENCODERS.get(kind, {}), **more})).float().eval()
 
