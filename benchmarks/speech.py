@@ -1,11 +1,13 @@
-"""Measures transcription beside faster-whisper: one window of 30 s, and 16 of them at once.
+"""Measures transcription beside peers: one window of 30 s, and 16 of them at once.
 
-python -m benchmarks.speech MODEL --peer PYTHON [--wav FILE] [--out benchmarks/results/speech.json]
+python -m benchmarks.speech MODEL --peer NAME=PYTHON ... [--wav FILE] [--out benchmarks/results/speech.json]
 
-MODEL is a CTranslate2 folder, which both read. PYTHON is the interpreter of an environment with faster-whisper. The two
-answer in turn, so that a busy machine slows both; a figure is the best of the rounds. Both decode greedily with
-timestamps, from samples in memory: features, encoder and decoder are measured, the reading of files is not. Without
---wav, espeak-ng speaks the text.
+MODEL is a CTranslate2 folder. Peers are faster-whisper, which reads the same folder, whisper.cpp (pywhispercpp) and
+openvino (openvino-genai, and optimum-intel to convert); PYTHON is the interpreter of an environment with them. Files
+of the other two are written first, into --work: whisper.cpp's in float16, as they are published, or Q8_0, OpenVINO's
+with weights in float32 or in 8 bits. All answer in turn, so that a busy machine slows them alike; a figure is the best
+of the rounds. All decode greedily with timestamps, from samples in memory: features, encoder and decoder are measured,
+the reading of files is not. Without --wav, espeak-ng speaks the text.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers import speech_files
 from quintet import LLM, SamplingParams
 from quintet.media.audio.resample import Samples, resample
 from quintet.platforms.cpu.cpu_info import describe
@@ -40,13 +43,14 @@ TEXT = (
 
 
 class Peer:
-    """faster-whisper in a process of its own."""
+    """A peer in a process of its own."""
 
-    def __init__(self, python: str, model: Path, form: str) -> None:
-        script = Path(__file__).parent / "peers" / "speech_faster_whisper.py"
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen([python, str(script)], stdin=pipe, stdout=pipe, text=True)
-        self._ask({"model": str(model), "form": form, "threads": threads()})
+    def __init__(self, name: str, python: str, start: dict[str, Any]) -> None:
+        script = Path(__file__).parent / "peers" / "speech_worker.py"
+        pipe, silent = subprocess.PIPE, subprocess.DEVNULL
+        self.name = name
+        self._process = subprocess.Popen([python, str(script), name], stdin=pipe, stdout=pipe, stderr=silent, text=True)
+        self._ask(start)
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -54,19 +58,32 @@ class Peer:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("faster-whisper ended; its error is above")
+            raise RuntimeError(f"{self.name} ended; run {self._process.args} by hand to see its error")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def transcribe(self, wav: Path, count: int) -> tuple[float, list[str]]:
         """Returns seconds and texts of so many copies."""
-        answer = self._ask({"wav": str(wav), "count": count, "language": "en"})
+        answer = self._ask({"wav": str(wav), "count": count})
         return answer["seconds"], answer["texts"]
 
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
         self._process.wait()
+
+
+def file_of(peer: str, python: str, model: Path, form: str, work: Path) -> Path:
+    """Returns what the peer reads, written if it is not there."""
+    if peer == "faster-whisper":
+        return model
+    target = work / f"{model.name}-{form}.{'bin' if peer == 'whisper.cpp' else 'openvino'}"
+    if not target.exists():
+        if peer == "whisper.cpp":
+            speech_files.ggml(model, form, target)
+        else:
+            speech_files.openvino(model, form, target, python)
+    return target
 
 
 def transcribe(llm: LLM, samples: Samples, count: int, multilingual: bool) -> tuple[float, list[str]]:
@@ -111,31 +128,44 @@ def read(wav: Path) -> Samples:
 
 def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
     """Returns a row for each form of the weights and number of windows."""
-    rows, samples = [], read(wav)
+    rows, multilingual = [], not args.model.name.endswith(".en")
     for form in args.forms:
         settings: dict[str, Any] = {"quantization": "int8"} if form == "int8" else {}
         llm = LLM(
             str(args.model), device="cpu", dtype="float32", max_num_seqs=max(args.counts), use_tqdm=False, **settings
         )
-        peer = Peer(args.peer, args.model, form)
+        start = {"form": form, "threads": threads(), "language": "en", "multilingual": multilingual}
+        peers = [
+            Peer(name, python, {**start, "model": str(file_of(name, python, args.model, form, args.work))})
+            for name, python in args.peer
+        ]
         for count in args.counts:
-            ours, theirs, texts = [], [], {}
-            for _ in range(args.rounds):
-                seconds, texts["quintet"] = transcribe(llm, samples, count, not args.model.name.endswith(".en"))
-                ours.append(seconds)
-                seconds, texts["faster-whisper"] = peer.transcribe(wav, count)
-                theirs.append(seconds)
-            rows.append({
-                "form": form, "windows": count,
-                "quintet_s": round(min(ours), 3), "faster_whisper_s": round(min(theirs), 3),
-                "ratio": round(min(theirs) / min(ours), 2),
-                "same_words": _words(texts["quintet"][0]) == _words(texts["faster-whisper"][0]),
-                "characters": {name: len(each[0]) for name, each in texts.items()},
-            })  # fmt: skip
+            rows.append({"form": form, "windows": count, **_row(llm, peers, wav, count, args)})
             print(rows[-1], flush=True)
-        peer.close()
+        for peer in peers:
+            peer.close()
         del llm
     return rows
+
+
+def _row(llm: LLM, peers: list[Peer], wav: Path, count: int, args: argparse.Namespace) -> dict[str, Any]:
+    samples, multilingual = read(wav), not args.model.name.endswith(".en")
+    seconds: dict[str, list[float]] = {}
+    texts: dict[str, str] = {}
+    for _ in range(args.rounds):
+        taken = {"quintet": transcribe(llm, samples, count, multilingual)}
+        taken |= {peer.name: peer.transcribe(wav, count) for peer in peers}
+        for name, (each, found) in taken.items():
+            seconds.setdefault(name, []).append(each)
+            texts[name] = found[0]
+    best = {name: round(min(each), 3) for name, each in seconds.items()}
+    ratios = [min(each) / own for own, *each in zip(*seconds.values(), strict=True)]
+    return {
+        "seconds": best,
+        "ratio": round(min(best[peer.name] for peer in peers) / best["quintet"], 2),  # to the best peer
+        "least_most": [round(min(ratios), 2), round(max(ratios), 2)],  # of the rounds
+        "same_words": {name: _words(text) == _words(texts["quintet"]) for name, text in texts.items()},
+    }
 
 
 def _words(text: str) -> list[str]:
@@ -145,13 +175,18 @@ def _words(text: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", required=True, help="interpreter of an environment with faster-whisper")
+    parser.add_argument(
+        "--peer", required=True, action="append", type=lambda given: given.split("=", 1), metavar="NAME=PYTHON",
+        help="faster-whisper, whisper.cpp or openvino, and an interpreter that has it",
+    )  # fmt: skip
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "speech", help="files of peers")
     parser.add_argument("--wav", type=Path, help="16 kHz, mono, 16 bits, at most 30 s")
     parser.add_argument("--forms", nargs="+", default=["float32", "int8"])
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "speech.json")
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, args.wav or spoken(Path(folder)))
