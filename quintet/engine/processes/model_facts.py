@@ -21,6 +21,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
         vocab_size=prepared.vocab_size,
         max_model_len=prepared.memory_plan.max_model_len,
         max_logprobs=config.max_logprobs,
+        logprobs_mode=config.logprobs_mode,
         eos_ids=sorted(generation.pop("eos_token_id", ())),
         seed=config.seed,
         num_pages=prepared.memory_plan.num_pages - 1,  # page 0 takes the writes of padding

@@ -49,6 +49,7 @@ class ModelInfo:
     media_model: MediaModel | None = None  # how they are made ready; None: there may be none
     no_media: str = ""  # why there may be none
     expert_bytes: int = 0  # of the experts of one token, which outputs have; 0: they have none
+    logprobs_mode: str = "raw_logprobs"  # what log-probabilities of outputs are
     dtype: str = ""  # of the weights, such as "bfloat16"
     max_lora_rank: int = 0  # of an adapter; 0: there are none
     max_loras: int = 0  # adapters among the requests that run at once; 0: there are none

@@ -39,7 +39,7 @@ from quintet.server.http.middleware.paths import TrailingSlash, path_suggestion
 from quintet.server.http.ollama import chat as ollama_chat
 from quintet.server.http.ollama import embed as ollama_embed
 from quintet.server.http.ollama import models as ollama_models
-from quintet.server.http.openai import chat, completions, generate, models
+from quintet.server.http.openai import chat, completions, generate, generative_scoring, invocations, models
 from quintet.server.http.pooling import cohere, scores
 from quintet.server.http.pooling import routes as pooling
 from quintet.server.http.responses.routes import router as responses
@@ -63,7 +63,8 @@ def make_app(service: AppState) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: AppState) -> None:
     settings = service.settings
-    for module in (alive, metrics, models, lora, completions, chat, generate, tokens, pooling, scores, cohere):
+    generating = (completions, chat, generate, generative_scoring)
+    for module in (alive, metrics, models, lora, *generating, tokens, pooling, scores, cohere, invocations):
         app.include_router(module.router)
     asked_for = {
         sleep: settings.enable_sleep_mode,

@@ -56,6 +56,11 @@ async def read_body(http: HttpRequest, model: type[Model], any_type: bool = Fals
     return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE_BODY else _parse(raw, model)
 
 
+async def read_object(http: HttpRequest) -> dict[str, Any]:
+    """Reads a body of any route; what that route reads of it afterwards is the same. Raises as read_body()."""
+    return _decode(await _read(http, any_type=False))
+
+
 async def _read(http: HttpRequest, any_type: bool) -> bytes:
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):

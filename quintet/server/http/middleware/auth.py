@@ -14,7 +14,7 @@ from quintet.server.hosts import AllowedHosts, is_loopback
 from quintet.server.http.errors import ApiError
 from quintet.server.http.middleware.base import HTTP, WEBSOCKET, HttpMiddleware, route_path
 
-PUBLIC_PATHS = ("/live", "/health", "/ready")
+PUBLIC_PATHS = ("/live", "/health", "/ping", "/ready")
 # routes that change the engine for all clients
 ADMIN_PATHS = (
     "/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile", "/v1/load_lora_adapter",

@@ -20,7 +20,7 @@ _FLAGS = {
     "/tokenizer_info": "--enable-tokenizer-info-endpoint",
 }  # routes that exist only with a flag
 # Chats and completions of LM Studio, text-generation-inference, KoboldCpp, text-generation-webui and Triton.
-_OTHER_ENGINES = re.compile(r"/(api/(v[0-9]+|extra)/.+|api/chat/.+|generate|generate_stream|invocations|v2/models/.+)")
+_OTHER_ENGINES = re.compile(r"/(api/(v[0-9]+|extra)/.+|api/chat/.+|generate|generate_stream|v2/models/.+)")
 
 
 class TrailingSlash(HttpMiddleware):

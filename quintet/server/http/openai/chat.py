@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
@@ -20,8 +21,10 @@ from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, read_chat
 from quintet.server.http.inputs.response_format import format_of_body
 from quintet.server.http.inputs.sampling_params import check_stream, invalid_field, sampling_params
+from quintet.server.http.openai.beam_search import answers, beam_params, beam_response
 from quintet.server.http.openai.chat_protocol import (
     AnswerMessage,
+    BatchChatRequest,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -33,7 +36,7 @@ from quintet.server.http.openai.chat_protocol import (
 from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
 from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
 from quintet.server.http.openapi import documents_route
-from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
+from quintet.server.http.respond import AnswerHead, app_state_of, read_response, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
 from quintet.server.http.usage import RequestUsage, Usage, set_request_name, usage_of
 
@@ -50,13 +53,57 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     await service.choose_model(http, body.model)
     service.check_ready()
     prepared = await prepare(_chat_input(service, body), chat_model(service))
+    beams = beam_params(service, body, prepared.params)
     asks = [PromptRequest.of(prepared, body.priority)]
     tally = usage_of(http)
     tally.count_prompts(asks)
     answer = _ChatAnswer(service, body, prepared, tally)
+    if beams is not None:
+        return await beam_response(service, http, asks, beams, answer.completion)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.completion)
+
+
+@router.post("/v1/chat/completions/batch")
+@documents_route(body=BatchChatRequest, answer=ChatCompletion)
+async def create_chat_completions(http: HttpRequest) -> Response:
+    """Answers several conversations at once: a choice for each, in their order."""
+    service = app_state_of(http)
+    body = await read_body(http, BatchChatRequest)
+    set_request_name(http, body.request_id)
+    await service.choose_model(http, body.model)
+    service.check_ready()
+    chats, most = body.messages, service.settings.max_prompts
+    if not isinstance(chats, list) or not chats or not all(isinstance(each, list) for each in chats):
+        raise invalid_field("messages", 'must be a list of lists of messages: [[{"role": "user", "content": "Hi"}]]')
+    if len(chats) > most:
+        raise invalid_field("messages", f"holds {len(chats)} conversations, and the server takes {most}; send several")
+    for name in ("stream", "use_beam_search"):
+        if getattr(body, name):
+            raise invalid_field(name, "is not there for several conversations; send each to /v1/chat/completions")
+    if (body.n or 1) != 1:
+        raise invalid_field("n", "must be 1 for several conversations: each has one choice")
+    prepared = [
+        await prepare(_chat_input(service, body.model_copy(update={"messages": each})), chat_model(service))
+        for each in chats
+    ]
+    asks = [PromptRequest.of(each, body.priority) for each in prepared]
+    tally = usage_of(http)
+    tally.count_prompts(asks)
+    answer_each = [_ChatAnswer(service, body, each, tally) for each in prepared]
+
+    async def read(call: EngineCall) -> ChatCompletion:
+        outputs = await call.run_between(answers(call, asks))
+        whole = [await each.completion([output]) for each, output in zip(answer_each, outputs, strict=True)]
+        for index, each in enumerate(whole):
+            each.choices[0].index = index
+        return msgspec.structs.replace(
+            whole[-1], choices=[choice for each in whole for choice in each.choices], prompt_token_ids=UNSET,
+            prompt_text=UNSET, prompt_logprobs=UNSET, kv_transfer_params=UNSET,
+        )  # fmt: skip
+
+    return await read_response(service, http, asks, read, waits=True)
 
 
 def _params(service: AppState, body: ChatRequest) -> SamplingParams:

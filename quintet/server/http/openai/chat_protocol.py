@@ -61,7 +61,8 @@ _ASSISTANT_MESSAGE = {
 }
 _MESSAGE = {"anyOf": [_OTHER_MESSAGE, _ASSISTANT_MESSAGE]}
 # Checked where they are rendered, against the template; pydantic would say less.
-Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
+_CHAT = {"type": "array", "items": _MESSAGE, "minItems": 1}
+Messages = Annotated[Any, WithJsonSchema(_CHAT)]
 
 
 class MediaFields(Body):
@@ -142,6 +143,12 @@ class ChatRequest(MediaFields, TemplateFields, SamplingBody):
     safety_identifier: str | None = Field(None, description="accepted, not used")
 
     unsupported_fields: ClassVar[dict[str, UnsupportedField]] = CHAT_UNSUPPORTED
+
+
+class BatchChatRequest(ChatRequest):
+    """vLLM's: several conversations, with the other fields for all of them."""
+
+    messages: Annotated[Any, WithJsonSchema({"type": "array", "items": _CHAT, "minItems": 1})]
 
 
 class TopLogprob(msgspec.Struct):

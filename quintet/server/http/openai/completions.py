@@ -18,6 +18,7 @@ from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.prompts import completion_prompts
 from quintet.server.http.inputs.response_format import format_of_body
 from quintet.server.http.inputs.sampling_params import check_stream, invalid_field, sampling_params
+from quintet.server.http.openai.beam_search import beam_params, beam_response
 from quintet.server.http.openai.completions_protocol import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -43,6 +44,7 @@ async def create_completion(http: HttpRequest) -> Response:
     await service.choose_model(http, body.model)
     service.check_ready()
     params = _params(service, body)
+    beams = beam_params(service, body, params)
     params.structured_outputs, field = format_of_body(body)
     grammar = await compiled_grammar(service.backend.grammar_checks, params.structured_outputs, field)
     prompts = await completion_prompts(service, body, params)
@@ -50,6 +52,8 @@ async def create_completion(http: HttpRequest) -> Response:
     tally = usage_of(http)
     tally.count_prompts(asks)
     answer = _CompletionAnswer(service, body, asks, tally)
+    if beams is not None:
+        return await beam_response(service, http, asks, beams, answer.completion)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.completion)

@@ -72,6 +72,12 @@ class SamplingBody(_Sampling):
         None, description="the same, as vLLM says it: an object with one of json, regex, choice, grammar, json_object "
         "and structural_tag",
     )  # fmt: skip
+    use_beam_search: bool | None = Field(
+        None, description="search for the n likeliest outputs, n candidates at a time; not streamed"
+    )
+    length_penalty: float | None = Field(
+        None, ge=-100, le=100, description="of beam search: scores are divided by length to this power (1)"
+    )
     vllm_xargs: dict[str, Any] | None = Field(None, description="extra_args under vLLM's name; both are taken together")
     kv_transfer_params: dict[str, Any] | None = Field(
         None, description="of engines that give each other pages (--kv-transfer-config): do_remote_decode, or the "
@@ -102,9 +108,7 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
         "the server loads them when it starts (--logits-processors); extra_args reaches them"
     ),
     "detokenize": UnsupportedField("answers are text; return_token_ids gives the ids, too", (True,)),
-    "use_beam_search": UnsupportedField("beam search is there offline alone (LLM.beam_search); use n", (False,)),
-    "length_penalty": UnsupportedField("it belongs to beam search; leave it out", (1, 1.0)),
-    "early_stopping": UnsupportedField("it belongs to beam search; leave it out", (False,)),
+    "early_stopping": UnsupportedField("beam search goes on until no candidate can be better; leave it out", (False,)),
     "ec_transfer_params": UnsupportedField(_TEXT, ({},)),
     "mm_processor_kwargs": UnsupportedField(_TEXT, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT, ({},)),

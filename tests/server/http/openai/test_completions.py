@@ -223,7 +223,7 @@ async def test_harmless_fields_are_accepted() -> None:
         ("response_format", {"type": "json_schema"}, "must be a JSON schema"),
         ("guided_json", {}, "it is called json in structured_outputs"),
         ("logits_processors", [], "--logits-processors"),
-        ("use_beam_search", True, "beam search"),
+        ("length_penalty", 0.5, "belongs to beam search"),
         ("best_of", 3, "must equal n"),
         ("max_token", 3, "did you mean 'max_tokens'"),
         ("n", 17, "at most 16"),
