@@ -4,6 +4,7 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quintet.chat.prompts import Prompt
@@ -33,7 +34,8 @@ def speech_model(
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     seconds = encoder.rows * SECONDS_PER_ROW
-    return SpeechModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, seconds)
+    model = SpeechModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, seconds)
+    return replace(model, aligns=encoder.aligns)
 
 
 class SpeechRequests(ABC):

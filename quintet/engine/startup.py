@@ -62,6 +62,7 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.model_loader.gguf_config import resolve_mmproj
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
@@ -347,8 +348,9 @@ def _generation_runner(
     prepared: EnginePlan, batches: BatchBuilder, sampler: Sampler, spans: Spans | None = None
 ) -> StepRunner:
     ranks, overlap = prepared.ranks, prepared.capabilities.overlap
-    agreement, aligner = _step_agreement(ranks), encoders.make_aligner(prepared.folder, prepared.hf_config, ranks)
-    if aligner is not None:  # such models have no pipeline stages
+    agreement, encoder = _step_agreement(ranks), prepared.encoder
+    if isinstance(encoder, SpeechInput) and encoder.aligns:  # such models have no pipeline stages
+        aligner = encoders.make_aligner(prepared.folder, prepared.hf_config, ranks)
         return SpeechModelRunner(aligner, sampler, batches, overlap, spans, agreement)
     return _pipeline_runner(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, agreement))
 

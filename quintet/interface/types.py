@@ -27,6 +27,7 @@ class ShapeBucket(NamedTuple):
     decode: bool = False  # each request brings one token: tokens and requests alone are padded, and that is captured
     inputs: tuple[str, ...] = ()  # which fields of Inputs are there
     width: int = 0  # H, of embeds
+    embed_rows: int = 0  # M, of embeds; 0: one for each token
 
     @property
     def batch(self) -> "HostBatch":
@@ -35,7 +36,7 @@ class ShapeBucket(NamedTuple):
         count = np.arange(self.requests + 1, dtype=np.int32)
         inputs: dict[str, Any] = {name: nothing + TOKEN_INPUTS.get(name, 0) for name in self.inputs}
         if "embeds" in inputs:
-            inputs["embeds"] = np.zeros((self.tokens, self.width), np.float32)
+            inputs["embeds"] = np.zeros((self.embed_rows or self.tokens, self.width), np.float32)
         if "rotary_positions" in inputs:
             inputs["rotary_positions"] = np.zeros((3, self.tokens), np.int32)
         return HostBatch(

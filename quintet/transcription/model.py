@@ -46,6 +46,7 @@ class SpeechModel:
     decode: Callable[[Sequence[int]], str]  # the reverse
     max_positions: int = MAX_POSITIONS
     seconds: float = CHUNK_SECONDS  # of audio that one request takes
+    aligns: bool = True  # whether SpeechEngine.align is there
 
     @classmethod
     def of_tokenizer(

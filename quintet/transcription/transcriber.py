@@ -108,7 +108,12 @@ class Transcriber:
     """Transcribes audio with a model. One object may transcribe several at once."""
 
     def __init__(self, engine: SpeechEngine, model: SpeechModel, options: TranscriptionOptions) -> None:
-        """ValueError for a language or a task that the model does not have."""
+        """ValueError for words where none are aligned, and for a language or a task that the model does not have."""
+        if options.word_timestamps and not model.aligns:
+            raise ValueError(
+                "times of words (word_timestamps) are not there on this device, whose compiled steps do not show what "
+                "tokens attend to; leave them out, or run the model with device='cpu'"
+            )
         model.check_language(options.language, options.task)
         self._engine, self._model, self._options = engine, model, options
         self._find = options.finder or default_finder()

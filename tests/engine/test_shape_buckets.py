@@ -126,8 +126,10 @@ def test_an_empty_step_is_padding_throughout() -> None:
 
 
 def test_a_step_of_every_input_has_them() -> None:
-    step = ShapeBucket(4, 2, 2, (), inputs=("embeds", "embed_indices", "rotary_positions", "adapters"), width=8).batch
-    assert step.inputs.embeds is not None and step.inputs.embeds.shape == (4, 8)
+    bucket = ShapeBucket(4, 2, 2, (), inputs=("embeds", "embed_indices", "rotary_positions", "adapters"), width=8)
+    embeds = [each.batch.inputs.embeds for each in (bucket, bucket._replace(embed_rows=10))]
+    assert [each.shape for each in embeds if each is not None] == [(4, 8), (10, 8)]
+    step = bucket.batch
     assert step.inputs.embed_indices is not None and step.inputs.embed_indices.tolist() == [-1] * 4
     assert (
         step.inputs.rotary_positions is not None

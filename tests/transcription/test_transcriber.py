@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,11 @@ async def test_prompts_have_language_and_task(names: Any, options: Any, prompt: 
 def test_what_the_model_cannot_do_is_refused_before_anything_is_asked(names: Any, options: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Transcriber(SimulatedEngine(voice(1), says()), model(names), TranscriptionOptions(**options))
+
+
+def test_words_are_refused_where_none_are_aligned() -> None:
+    with pytest.raises(ValueError, match="word_timestamps.*device='cpu'"):
+        transcriber(SimulatedEngine(voice(1), says()), replace(model(), aligns=False), word_timestamps=True)
 
 
 def unlikely_until(temperature: float) -> Any:

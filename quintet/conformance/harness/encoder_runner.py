@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.reference_model import Tiny
 from quintet.conformance.harness.worker_runner import WorkerRunner
 from quintet.engine.executor.media_parts import run_encoder
-from quintet.interface.platform import Capabilities, Platform
+from quintet.interface.platform import Platform
 from quintet.interface.types import HostBatch, HostGroup
 
 
@@ -19,9 +18,6 @@ class EncoderRunner(WorkerRunner):
     """A loaded model, its requests, and the pages of their encoder's rows."""
 
     def __init__(self, tiny: Tiny, platform: Platform, dtype: torch.dtype, max_model_len: int) -> None:
-        facts = platform.probe()
-        if isinstance(facts, Capabilities) and facts.static_shapes:
-            raise NotSupported("shapes are fixed, and an encoder's pass has one of its own")
         super().__init__(tiny, platform, dtype, max_model_len=max_model_len)
         self._encoded: dict[Any, tuple[list[int], int]] = {}  # request -> pages of rows, and their number
 

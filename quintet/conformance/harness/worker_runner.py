@@ -45,7 +45,8 @@ class WorkerRunner:
             raise NotSupported(str(reasons)) from None
         self._kept = self.worker.kv_cache_layout.groups
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._kept)
-        tables = self.worker.kv_cache_layout.table_widths(-(-own.max_model_len // own.page_size))
+        layout = self.worker.kv_cache_layout
+        tables = layout.table_widths(-(-own.max_model_len // own.page_size), layout.encoder_pages(own.page_size))
         self._fixed: list[ShapeBucket] = []
         captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()

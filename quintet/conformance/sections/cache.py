@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from quintet.conformance.harness.attention import mixer_of, subject_for_page_siz
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.cache_round_trip import RoundTripCache
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
+from quintet.interface.platform import Mixer
+from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, IntArray, StepContext
 from quintet.ops.attention import row_width
 
 CACHED = (torch.int8, *FLOATS)
@@ -78,33 +80,33 @@ def _cross(subject: Subject, dtype: torch.dtype) -> None:
     for pages, rows in zip(tables, items, strict=True):
         k, v = randn(2, rows, of.kv_heads, of.head_dim, dtype=dtype)
         slots = [pages[at // of.page_size] * of.page_size + at % of.page_size for at in range(rows)]
-        group = _group(there, slots, [pages], [rows])
-        state = mixer.keep(there.up(k), there.up(v), state, StepContext(_step(there, [rows], group), group))
+        context = _context(there, mixer, [rows], _group(slots, [pages], [rows]))
+        state = mixer.keep(there.up(k), there.up(v), state, context)
         kept.append((k, v))
     table = [tables[item] + [0] * (3 - len(tables[item])) for item in owners]
-    group = _group(there, [0] * sum(counts), table, [items[item] for item in owners])
+    group = _group([0] * sum(counts), table, [items[item] for item in owners])
     q = randn(sum(counts), of.heads, of.head_dim, dtype=dtype)
     nothing: Any = None
-    out, _ = mixer(there.up(q), nothing, None, state, StepContext(_step(there, counts, group), group))
+    out, _ = mixer(there.up(q), nothing, None, state, _context(there, mixer, counts, group))
     tokens = [owners[row] for row, count in enumerate(counts) for _ in range(count)]
     want = torch.stack([_attended(query, *kept[item], of) for query, item in zip(q, tokens, strict=True)])
     require_close("attention to an encoder's rows", there.down(out), want)
 
 
-def _step(there: Subject, counts: Sequence[int], group: Group) -> Batch:
-    """A step with so many tokens of each request."""
+def _context(there: Subject, mixer: Mixer, counts: Sequence[int], group: HostGroup) -> StepContext:
+    """A step with so many tokens of each request, planned, on the device."""
     owners = [row for row, count in enumerate(counts) for _ in range(count)]
     places = [at for count in counts for at in range(count)]
     starts = [sum(counts[:row]) for row in range(len(counts) + 1)]
-    ids, at, rows, bounds, wanted = (
-        there.up(_int32(each)) for each in ([0] * len(owners), places, owners, starts, owners)
-    )
-    return Batch(ids, at, rows, bounds, wanted, (group,))
+    ids, at, rows, bounds, wanted = map(_int32, ([0] * len(owners), places, owners, starts, owners))
+    host = HostBatch(ids, at, rows, bounds, wanted, (group,))
+    host = host._replace(groups=(group._replace(plan=mixer.plan(host, group)),))
+    batch = host.on(there.device.to_device(host.leaves()))
+    return StepContext(batch, batch.groups[0])
 
 
-def _group(there: Subject, slots: Sequence[int], table: Sequence[Sequence[int]], lengths: Sequence[int]) -> Group:
-    """A group's arrays on the device."""
-    return Group(there.up(_int32(slots)), there.up(_int32(table)), there.up(_int32(lengths)))
+def _group(slots: Sequence[int], table: Sequence[Sequence[int]], lengths: Sequence[int]) -> HostGroup:
+    return HostGroup(_int32(slots), _int32(table), _int32(lengths))
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, of: AttentionSpec) -> Tensor:
@@ -114,8 +116,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, of: AttentionSpec) -> Tensor:
     return torch.einsum("hs,shd->hd", weights, v)
 
 
-def _int32(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def _int32(values: Any) -> IntArray:
+    return np.array(values, np.int32)
 
 
 def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[RoundTripCache], None]) -> None:

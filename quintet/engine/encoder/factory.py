@@ -47,14 +47,17 @@ def checked_family(config: EngineConfig, hf_config: Any, family: type[ModelBase]
     return family
 
 
-def encoder_input(folder: Path, hf_config: Any, worker: "Worker") -> SpeechInput | TextInput | None:
-    """Returns what the encoder takes of a request; None: there is none. ValueError names an entry of the generation
-    config that is wrong."""
+def encoder_input(
+    folder: Path, hf_config: Any, worker: "Worker", aligns: bool = True
+) -> SpeechInput | TextInput | None:
+    """Returns what the encoder takes of a request; None: there is none. `aligns`: see SpeechInput. ValueError names an
+    entry of the generation config that is wrong."""
     if worker.encoder is None:
         return None
     encoder = cast(CrossEncoder, worker.encoder.model)
     if not encoder.takes_text:
-        return SpeechInput(hf_config.num_mel_bins, hf_config.max_source_positions, (hf_config.decoder_start_token_id,))
+        rows, start_ids = hf_config.max_source_positions, (hf_config.decoder_start_token_id,)
+        return SpeechInput(hf_config.num_mel_bins, rows, start_ids, aligns)
     start, forced = (_token(folder, hf_config, each) for each in ("decoder_start_token_id", "forced_bos_token_id"))
     start = _token(folder, hf_config, "bos_token_id") if start is None else start
     if start is None:
@@ -85,12 +88,9 @@ def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRu
         raise ValueError(f"{folder}: {error}") from None
 
 
-def make_aligner(folder: Path, hf_config: Any, ranks: "WorkerGroup") -> Aligner | None:
-    """Makes what finds the attention of transcripts to audio; None: the model's encoder takes none. ValueError names an
-    entry of the generation config that is wrong."""
-    encoder = ranks.workers[0].encoder if ranks.workers else None
-    if encoder is None or cast(CrossEncoder, encoder.model).takes_text:
-        return None
+def make_aligner(folder: Path, hf_config: Any, ranks: "WorkerGroup") -> Aligner:
+    """Makes what finds the attention of transcripts to audio. ValueError names an entry of the generation config that
+    is wrong."""
     layers, heads = hf_config.decoder_layers, hf_config.decoder_attention_heads
     found = read_generation_config(folder).get("alignment_heads") or [
         [layer, head] for layer in range(layers // 2, layers) for head in range(heads)

@@ -275,7 +275,7 @@ def _block_table(requests: Sequence[Request], group: int) -> IntArray:
 
 def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
-    named = ("embed_indices", "token_type_ids", "adapters", "adapter_extras")
+    named = ("embeds", "embed_indices", "token_type_ids", "adapters", "adapter_extras")
     count, inputs = len(batch.token_ids), tuple(name for name in named if getattr(batch.inputs, name) is not None)
     # the smallest: they are in order
     bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)

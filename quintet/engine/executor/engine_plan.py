@@ -75,7 +75,8 @@ class EnginePlan:
     @cached_property
     def encoder(self) -> SpeechInput | TextInput | None:
         """Media or text that a request has for the model's encoder; None: it has none."""
-        return encoders.encoder_input(self.folder, self.hf_config, self.ranks.workers[0])
+        aligns = not self.capabilities.ops_only  # Aligner looks at what a step computes
+        return encoders.encoder_input(self.folder, self.hf_config, self.ranks.workers[0], aligns)
 
     @property
     def media(self) -> MediaModel | None:

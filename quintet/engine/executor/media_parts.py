@@ -5,18 +5,22 @@ A tower's rows stand in the places of tokens. Rows of an encoder-decoder model's
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from quintet.engine.executor.batch_builder import pad
 from quintet.engine.executor.model_part import ModelSizes
-from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs, IntArray
+from quintet.engine.executor.shape_buckets import plan_buckets
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
 from quintet.layers.quantization import QuantizationPlan
 from quintet.media.items import MediaItem
 from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.incoming_parts import IncomingParts
 from quintet.model_loader.weight_files import WeightFiles
+from quintet.models.encoders.base import CrossEncoder
 
 if TYPE_CHECKING:
     from quintet.engine.executor.tower_part import TowerPart
@@ -45,7 +49,21 @@ def run_encoder(worker: "Worker", given: FloatArray | IntArray, slots: IntArray)
     rows go to these slots [E] of the pages that the decoder's layers read."""
     assert worker.encoder is not None, "this worker has no encoder"
     groups = worker.kv_cache_layout
-    worker.run_pass(worker.encoder, encoder_batch(given, slots, len(groups.indices), len(groups.groups)))
+    batch = encoder_batch(given, slots, len(groups.indices), len(groups.groups))
+    worker.run_pass(worker.encoder, pad(batch, worker.encoder_buckets) if worker.encoder_buckets else batch)
+
+
+def encoder_buckets(worker: "Worker") -> tuple[ShapeBucket, ...]:
+    """Returns the sizes of the encoder's passes, where shapes are fixed. All audio is of one size."""
+    if worker.encoder is None:
+        return ()
+    facts, model = worker.platform.probe(), cast(CrossEncoder, worker.encoder.model)
+    if not (isinstance(facts, Capabilities) and facts.static_shapes):
+        return ()
+    largest = ShapeBucket(model.rows, 1, 0, (1,) * len(worker.kv_cache_layout.indices))
+    if model.takes_text:
+        return plan_buckets(largest)
+    return (largest._replace(inputs=("embeds",), embed_rows=model.frames, width=model.bins),)
 
 
 def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.executor.media_parts import make_tower, reload_parts
+from quintet.engine.executor.media_parts import encoder_buckets, make_tower, reload_parts
 from quintet.engine.executor.mixers import keep_drafts_apart, kv_heads
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
@@ -119,6 +119,7 @@ class Worker:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store
         self.tower = make_tower(self, sizes)
+        self.encoder_buckets = encoder_buckets(self)
 
     def _encoder_part(self, hf_config: Any, sizes: ModelSizes) -> ModelPart | None:
         """Makes the encoder whose rows the model's layers read, if there is one."""
@@ -260,7 +261,7 @@ class Worker:
         """Makes the cache, compiles the steps, and captures."""
         self.recreate_cache()
         for part in self.parts:
-            variants = () if part is self.encoder else self._variants
+            variants = self.encoder_buckets if part is self.encoder else self._variants
             hidden = not (progress and variants)
             part.compile(tqdm(variants, desc="Compiling", unit="size", disable=hidden, leave=False))
         if self._ahead:

@@ -1,5 +1,6 @@
 """Rules of transcripts: tokens that are suppressed, and timestamps that come in pairs and never go back."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,11 +39,23 @@ class TranscriptionRules(LogitEdit):
         if not self._timed or self._rules.tokens is None:
             return logits
         past = [request.token_ids[request.num_prompt : positions[row]] for row, request in self._timed]
-        if len(self._timed) == logits.shape[0]:
-            return apply_timestamp_rules(logits, past, self._rules.tokens, self._rules.max_initial)
         rows = [row for row, _ in self._timed]
+        if self._static:  # such devices compute by ops alone
+            return self._keep_by_host(logits, rows, past)
+        if len(rows) == logits.shape[0]:
+            return apply_timestamp_rules(logits, past, self._rules.tokens, self._rules.max_initial)
         logits[rows] = apply_timestamp_rules(logits[rows], past, self._rules.tokens, self._rules.max_initial)
         return logits
+
+    def _keep_by_host(self, logits: Tensor, rows: Sequence[int], past: Sequence[Sequence[int]]) -> Tensor:
+        """Applies the rules of timestamps to logits that the host has a copy of."""
+        assert self._rules.tokens is not None, "there are rules"
+        copy = self.device.to_host(logits)()[rows]
+        kept = apply_timestamp_rules(copy, past, self._rules.tokens, self._rules.max_initial) > -math.inf
+        bits = np.full((logits.shape[0], 4 * -(-self.vocab_size // 32)), 255, np.uint8)
+        packed = np.packbits(kept.numpy(), axis=1, bitorder="little")
+        bits[rows, : packed.shape[1]] = packed
+        return self.ops.keep_tokens(logits, self.device.to_device([bits.view(np.int32)])[0])
 
     def _places(self, rows: Sequence[int], ids: Sequence[int]) -> list[TokenPlaces]:
         """Returns these tokens in each of these rows."""

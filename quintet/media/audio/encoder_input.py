@@ -22,6 +22,7 @@ class SpeechInput:
     mel_bins: int
     rows: int  # that the encoder makes, of 20 ms each
     start_ids: tuple[int, ...]  # the decoder's prompt where a caller gives none
+    aligns: bool = True  # whether requests may ask for the attention of their tokens to the audio
 
     def item(self, audio: Any, name: str) -> MediaItem:
         """Returns the features of samples at 16 kHz, or of (samples, rate). ValueError names what is wrong; `name` is

@@ -21,6 +21,7 @@ class CrossEncoder(ModelBase):
     vocab_size = 1  # it draws nothing
     takes_text: ClassVar[bool] = False  # True: items are token ids; False: audio
     rows: int  # that an item has at most
+    frames = bins = 0  # of what a pass brings of audio: [frames, bins]
     cross: nn.ModuleList  # of CrossProjection: K and V of each decoder layer
 
     def __init__(self) -> None:

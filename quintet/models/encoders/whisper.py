@@ -91,6 +91,7 @@ class WhisperEncoder(CrossEncoder):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self.rows, self._dtype = config.max_source_positions, build.dtype
+        self.frames, self.bins = STRIDE * self.rows + 2, config.num_mel_bins
         if STRIDE * self.rows > FRAMES:
             raise ValueError(f"max_source_positions is {self.rows}, and audio has {FRAMES // STRIDE}; fetch it again")
         self._ops = build.ops.take("add")

@@ -33,7 +33,9 @@ LANES = 128  # of a TPU's registers
 
 
 def mixer(spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> Mixer:
-    """Returns the mixer of a layer that keeps K and V, or of one that sees its step alone."""
+    """Returns the mixer of a layer that keeps K and V, reads an encoder's, or sees its step alone."""
+    if spec.source == "cross":
+        return CrossAttention(spec, ops, mesh)
     return PlainAttention(spec, ops) if spec.source == "none" else RaggedAttention(spec, ops, mesh)
 
 
@@ -51,6 +53,7 @@ class RaggedAttention(Mixer):
         size = 1 if mesh is None else mesh.shape[AXIS]
         self._cut = spec.heads % size == 0 and spec.kv_heads % size == 0
         size = size if self._cut else 1
+        self._heads, self._sinks = (P(None, AXIS, None), P(AXIS)) if self._cut else (P(), P())
         local = replace(spec, heads=spec.heads // size, kv_heads=spec.kv_heads // size)
         self._lanes = HeadLanes.of(local, LANES if device == "tpu" else 1)
         self._spec = self._lanes.spec(local)
@@ -69,29 +72,57 @@ class RaggedAttention(Mixer):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        attend = self._attend
+        heads, kv = self._heads, self.sharding
+        given = (q, k, v, state[0], context, sinks), (heads, heads, heads, kv, P(), self._sinks)
+        out, written = self._per_device(self._attend, *given, (heads, kv))
+        return out, (written,)
+
+    def _per_device(self, function: Callable[..., Any], given: tuple[Any, ...], placed: tuple[P, ...], out: Any) -> Any:
+        """Calls a function of JAX arrays on each device, with what lies there of those given."""
         if self._mesh is not None:
-            heads, sink = (P(None, AXIS, None), P(AXIS)) if self._cut else (P(), P())
-            attend = jax.shard_map(
-                attend,
+            function = jax.shard_map(
+                function,
                 mesh=self._mesh,
-                in_specs=(heads, heads, heads, self.sharding, P(), sink),
-                out_specs=(heads, self.sharding),
+                in_specs=placed,
+                out_specs=out,
                 check_vma=False,  # nothing is communicated, and kernels say nothing about it
             )
-        out, kv = torch_view(attend(*jax_view((q, k, v, state[0], context, sinks))))
-        return out, (kv,)
+        return torch_view(function(*jax_view(given)))
 
     def _attend(
         self, q: Array, k: Array, v: Array | None, kv: Array, context: Any, sinks: Array | None
     ) -> tuple[Array, Array]:
         """Writes K and V and attends, on one device."""
-        lanes = self._lanes
-        rows = lanes.queries(q), lanes.keys(k), None if v is None else lanes.keys(v)
-        wide, keys, values, pages, pieces, logits = torch_view((*rows, kv, context, sinks))
-        written = self._ops.write_kv(pages, keys, values, pieces)
-        out = self._ops.paged_attention(wide, written, pieces, self._spec, logits)
-        return lanes.outputs(jax_view(out)), jax_view(written)
+        written = self._write(k, v, kv, context)
+        return self._read(q, written, context, sinks), written
+
+    def _write(self, k: Array, v: Array | None, kv: Array, context: Any) -> Array:
+        rows = self._lanes.keys(k), None if v is None else self._lanes.keys(v)
+        keys, values, pages, work = torch_view((*rows, kv, context))
+        written: Array = jax_view(self._ops.write_kv(pages, keys, values, work))
+        return written
+
+    def _read(self, q: Array, kv: Array, context: Any, sinks: Array | None) -> Array:
+        wide, pages, work, logits = torch_view((self._lanes.queries(q), kv, context, sinks))
+        return self._lanes.outputs(jax_view(self._ops.paged_attention(wide, pages, work, self._spec, logits)))
+
+
+class CrossAttention(RaggedAttention):
+    """paged_attention over an encoder's rows, which keep() has written."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> None:
+        super().__init__(spec, ops, mesh)
+        self.layouts = (replace(self.layouts[0], cross=True),)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        given = (q, state[0], context, sinks), (self._heads, self.sharding, P(), self._sinks)
+        return self._per_device(self._read, *given, self._heads), state
+
+    def keep(self, k: Tensor, v: Tensor, state: State, context: StepContext) -> State:
+        given = (k, v, state[0], context), (self._heads, self._heads, self.sharding, P())
+        return (self._per_device(self._write, *given, self.sharding),)
 
 
 def _refuse_unsupported(spec: AttentionSpec) -> None:

@@ -40,7 +40,7 @@ class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
-    optional_spec_fields = frozenset({"chunk"})
+    optional_spec_fields = frozenset({"chunk", "cross"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
             *("attention", "take_rows", "place_rows", "choose_rows", "beside", "by_heads"),

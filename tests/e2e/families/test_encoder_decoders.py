@@ -21,6 +21,7 @@ from quintet_tools.checkpoints.encoder_decoders import (
     encoder_input,
     written,
 )  # fmt: skip
+from tests.helpers.platforms import tpu
 
 COUNT = 16
 START = 2
@@ -28,6 +29,10 @@ FAMILIES = [each for each in ENCODER_DECODERS if each != "whisper"]
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "num_pages": 200, "page_size": 16,
 }  # fmt: skip
+TPU: dict[str, Any] = {
+    "device": "tpu", "max_num_batched_tokens": 16, "max_num_seqs": 4, "compilation_cache_dir": tpu.programs().name,
+}  # fmt: skip
+DEVICES = [pytest.param({}, id="cpu"), pytest.param(TPU, id="tpu", marks=[tpu.needs_jax, pytest.mark.slow])]
 ENGINES: dict[str, dict[str, Any]] = {
     "batched": {},
     "no prefix cache": {"enable_prefix_caching": False},
@@ -39,6 +44,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "two ranks": {"tensor_parallel_size": 2},
 }
+ON_TPU = {"tpu": TPU, "tpu, two devices": {**TPU, "tensor_parallel_size": 2}}
 LENGTHS = (1, 16, 17, 40, 64)
 DECODERS: list[list[int]] = [[START], [START, 7], [START, *range(10, 40)]]
 
@@ -101,9 +107,9 @@ def expected(bart: Tiny) -> dict[str, list[int]]:
     return wanted(bart)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [*ENGINES, *(pytest.param(each, marks=tpu.needs_jax) for each in ON_TPU)])
 def test_tokens_equal_transformers(name: str, bart: Tiny, expected: dict[str, list[int]]) -> None:
-    made = client(bart, **ENGINES[name])
+    made = client(bart, **{**ENGINES, **ON_TPU}[name])
     for _ in range(2):  # the second time steps are replayed, and texts are found in the cache
         add_all(made, bart)
         assert run(made) == expected
@@ -155,8 +161,9 @@ def test_other_forms_of_weights_and_cache(settings: dict[str, Any], bart: Tiny) 
     made.close()
 
 
-def test_a_text_is_encoded_once(bart: Tiny) -> None:
-    made, source = client(bart), sources(bart)[40]
+@pytest.mark.parametrize("settings", DEVICES)
+def test_a_text_is_encoded_once(settings: dict[str, Any], bart: Tiny) -> None:
+    made, source = client(bart, **settings), sources(bart)[40]
     encoder: Any = made.engine.scheduler.kv_cache_manager.encoder
     for turn, given in enumerate(({}, {"n": 3, "temperature": 1.0, "seed": 1})):
         [prompt] = made.parse(source)

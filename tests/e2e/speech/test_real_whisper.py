@@ -92,3 +92,23 @@ def test_tokens_equal_transformers(name: str) -> None:
             wrong.append((what, timed, output.outputs[0].text, want))
     assert not wrong
     llm.close()
+
+
+def test_tokens_on_tpu_equal_the_cpus() -> None:
+    """On JAX's CPU devices where there is no TPU."""
+    folder = Path(os.environ.get("REAL_MODELS", "")) / "whisper-tiny.en"
+    if not (folder / "model.bin").is_file():
+        pytest.skip("set REAL_MODELS to a folder that holds whisper-tiny.en")
+    prompts = [
+        {"prompt": f"<|startoftranscript|>{timed}", "multi_modal_data": {"audio": (samples, SAMPLE_RATE)}}
+        for samples in audios().values()
+        for timed in ("<|notimestamps|>", "")
+    ]
+    found = {}
+    for device in ("cpu", "tpu"):
+        sizes: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 64}
+        llm = LLM(str(folder), device=device, dtype="float32", use_tqdm=False, **sizes)
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=COUNT), use_tqdm=False)
+        found[device] = [list(each.outputs[0].token_ids) for each in outputs]
+        llm.close()
+    assert found["tpu"] == found["cpu"]

@@ -25,6 +25,7 @@ from tests.helpers.checkpoints.whisper import (
     small_model,
     tone,
 )  # fmt: skip
+from tests.helpers.platforms import tpu
 from tests.helpers.platforms.null_engine import drain
 
 COUNT = 24
@@ -32,6 +33,10 @@ PAGES_OF_AUDIO = -(-ROWS // 16)
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "num_pages": 200, "page_size": 16,
 }  # fmt: skip
+TPU: dict[str, Any] = {
+    "device": "tpu", "max_num_batched_tokens": 16, "max_num_seqs": 4, "compilation_cache_dir": tpu.programs().name,
+}  # fmt: skip
+DEVICES = [pytest.param({}, id="cpu"), pytest.param(TPU, id="tpu", marks=[tpu.needs_jax, pytest.mark.slow])]
 ENGINES: dict[str, dict[str, Any]] = {
     "batched": {},
     "no prefix cache": {"enable_prefix_caching": False},
@@ -80,9 +85,9 @@ def expected() -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", [*ENGINES, pytest.param("tpu", marks=tpu.needs_jax)])
 def test_tokens_equal_transformers(name: str, expected: dict[str, list[int]]) -> None:
-    made = client(**ENGINES[name])
+    made = client(**{**ENGINES, "tpu": TPU}[name])
     for _ in range(2):  # the second time steps are replayed, and beginnings are cached
         for seed, audio in AUDIOS.items():
             for index, ids in enumerate(PROMPTS):
@@ -109,9 +114,10 @@ def test_the_answers_differ_by_audio(expected: dict[str, list[int]]) -> None:
     assert len({tuple(tokens) for name, tokens in expected.items() if name.endswith(" 0")}) == len(AUDIOS)
 
 
-def test_an_audio_is_encoded_once() -> None:
+@pytest.mark.parametrize("settings", DEVICES)
+def test_an_audio_is_encoded_once(settings: dict[str, Any]) -> None:
     """Language detection, a fallback temperature, another task and several completions share a pass."""
-    made = client()
+    made = client(**settings)
     encoder = made.engine.scheduler.kv_cache_manager.encoder
     add(made, "detect", [SOT], AUDIOS[1], max_tokens=1, logprob_token_ids=[EN, DE, NO_SPEECH])
     drain(made)
@@ -141,10 +147,11 @@ def test_tenants_do_not_share_what_is_encoded() -> None:
     made.close()
 
 
-def test_language_and_silence_by_log_probabilities() -> None:
+@pytest.mark.parametrize("settings", DEVICES)
+def test_language_and_silence_by_log_probabilities(settings: dict[str, Any]) -> None:
     """One token after <|startoftranscript|>: log-probabilities are the model's own, whatever rules say."""
     _, model = small_model()
-    made = client()
+    made = client(**settings)
     add(made, "detect", [SOT], AUDIOS[3], max_tokens=1, logprob_token_ids=[EN, DE, NO_SPEECH])
     found = drain(made)["detect"].outputs[0].logprobs[0]
     with torch.inference_mode():

@@ -275,6 +275,15 @@ def test_a_plan_has_its_variants_sizes() -> None:
     assert shapes == {((6, blocks.num_pieces(256, 16)), (4, blocks.num_runs(256, 16, 16)))}
 
 
+def test_a_step_that_reads_an_encoders_rows_writes_none() -> None:
+    """All its slots are 0: as many runs as tokens, which no plan has."""
+    _, context = random_batch(0, 16)
+    batch = on_host(context)
+    (group,) = batch.groups
+    reading = plan(batch._replace(groups=(group._replace(slot_mapping=np.zeros_like(group.slot_mapping)),)), 16)
+    assert not reading.runs.any() and (reading.pieces == plan(batch, 16).pieces).all()
+
+
 # ----------------------------------------------------------------------------------------------------- RaggedAttention
 
 

@@ -6,6 +6,7 @@ of tokens T and requests R alone, so that a variant is compiled once.
 Tokens lie in blocks of block_tokens(T, R), cut wherever the count says, so a block may hold tokens of several requests.
 A *piece* is what one request has in one block: attention runs once per piece, over that request's context. A *run* is a
 stretch of tokens that lands in one page: the cache is updated once per run. Padded tokens are in no piece and no run.
+Page 0 holds nothing: tokens that go there are in no run.
 """
 
 from typing import Any, NamedTuple
@@ -85,7 +86,8 @@ def _runs(slots: IntArray, page_size: int) -> IntArray:
     edges = np.flatnonzero(breaks)
     first = edges[:-1]
     begin = offsets[first]
-    return np.stack([pages[first], first - begin, begin, begin + np.diff(edges)]).astype(np.int32)
+    runs = np.stack([pages[first], first - begin, begin, begin + np.diff(edges)]).astype(np.int32)
+    return runs[:, runs[PAGE] > 0]
 
 
 def _fill(columns: IntArray, size: int) -> IntArray:

@@ -67,8 +67,9 @@ async def _answer(http: HttpRequest, kind: type[SpeechBody], task: str) -> Respo
         call = open_call(service, http)
         try:
             transcriber = Transcriber(CallEngine(service, http, call, body.priority or 0), model, options)
-        except ValueError as error:  # of its options the language alone depends on the model
-            raise ApiError(400, f"language: {error}", param="language", code="invalid_value") from None
+        except ValueError as error:  # of its options these two depend on the model
+            name = "timestamp_granularities" if options.word_timestamps and not model.aligns else "language"
+            raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         await call.__aenter__()
         try:
             audio = await _decoded(service, call, file)

@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.server.http.errors import ApiError
 from tests.media.audio.test_decode import wav
 from tests.server.fakes import FakeBackend
@@ -145,6 +147,16 @@ async def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, reason
     answer = await ask(fake, voice(2), **fields)
     error = answer.json()["error"]
     assert answer.status_code in (400, 404) and error["param"] == param and reason in error["message"], error
+    assert not fake.submitted
+
+
+async def test_words_are_refused_where_the_device_shows_none() -> None:
+    fake = whisper_backend()
+    assert isinstance(fake.model_info.encoder, SpeechInput)
+    fake.model_info = replace(fake.model_info, encoder=replace(fake.model_info.encoder, aligns=False))
+    fields = {"timestamp_granularities[]": "word", "response_format": "verbose_json"}
+    error = (await ask(fake, voice(2), **fields)).json()["error"]
+    assert error["param"] == "timestamp_granularities" and "not there on this device" in error["message"]
     assert not fake.submitted
 
 
