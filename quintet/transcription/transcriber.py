@@ -158,8 +158,8 @@ def _check_options(model: SpeechModel, options: TranscriptionOptions) -> None:
     if isinstance(model, WhisperModel):
         if options.word_timestamps and not model.aligns:
             raise UnsupportedOption(
-                "word_timestamps", "times of words (word_timestamps) are not there on this device, whose compiled steps "
-                "do not show what tokens attend to; leave them out, or run the model with device='cpu'",
+                "word_timestamps", "times of words (word_timestamps) are not there on this device, whose compiled "
+                "steps do not show what tokens attend to; leave them out, or run the model with device='cpu'",
             )  # fmt: skip
         model.check_language(options.language, options.task)
         return

@@ -23,7 +23,7 @@ class CrossEncoder(ModelBase):
     has_timestamps: ClassVar[bool] = False  # True: its decoder gives times, and heads of it follow the audio (Whisper)
     mel_bins: int = 0  # of the features that it takes; 0: it takes text, or samples
     rows: int  # that an item has at most
-    frames = bins = 0  # of what a pass brings of audio: [frames, bins]
+    frames: int = 0  # of what a pass brings of audio, where all audio has one length: [frames, mel_bins]
     cross: nn.ModuleList  # of CrossProjection: K and V of each decoder layer
 
     def __init__(self) -> None:
