@@ -1,4 +1,4 @@
-"""Transcription by an AsyncLLM that runs a Whisper model, in this process."""
+"""Transcription by an AsyncLLM that runs a Whisper or Moonshine model, in this process."""
 
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ class AsyncSpeechEngine(SpeechRequests):
 def make_transcriber(llm: "AsyncLLM", options: TranscriptionOptions | None = None) -> Transcriber:
     """Returns a transcriber: `await make_transcriber(llm).transcript(samples)`, samples at 16 kHz.
 
-    ValueError if the model does not transcribe, or not the language or task of the options.
+    ValueError if the model does not transcribe, or does not have the options.
     """
     client = llm._client
     limits = client.input_processor.limits

@@ -13,7 +13,7 @@ from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
 from quintet.lora.request import LoRAReference
 from quintet.media.audio.encoder_input import SpeechInput
-from quintet.media.encoder_text import TextInput
+from quintet.media.encoder_text import TEXT, TextInput
 from quintet.media.input import MediaInput
 from quintet.media.items import MediaItem
 from quintet.media.prompt_data import KEYS as MEDIA_KEYS
@@ -68,7 +68,8 @@ class Prompt:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt, and of the text that the model's encoder takes."""
-        return len(self.token_ids) + (0 if self.encoder is None else self.encoder.count)
+        text = self.encoder if self.encoder is not None and self.encoder.kind == TEXT else None
+        return len(self.token_ids) + (0 if text is None else text.count)
 
     @property
     def salt(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Whisper models for the transcriber: their vocabulary, and requests with audio."""
+"""Models of speech for the transcriber: their vocabulary, and requests with audio."""
 
 import asyncio
 import functools
@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quintet.chat.prompts import Prompt
-from quintet.media.audio.encoder_input import SECONDS_PER_ROW, SpeechInput
+from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.audio.resample import Samples
 from quintet.media.items import MediaItem
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer
 from quintet.transcription.alignment import AlignmentSpan
-from quintet.transcription.model import SpeechModel
+from quintet.transcription.model import PlainModel, SpeechModel, WhisperModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,15 +26,16 @@ def speech_model(
     tokenizer: Tokenizer | None, encoder: SpeechInput | None, vocab_size: int, max_model_len: int
 ) -> SpeechModel | None:
     """Returns the model as one that transcribes, None if it does not. ValueError without a tokenizer, and for one that
-    is not Whisper's."""
+    is not Whisper's where the model is."""
     if encoder is None:
         return None
     if tokenizer is None:
-        raise ValueError("a Whisper model transcribes with its tokenizer; start without skip_tokenizer_init")
+        raise ValueError("a model transcribes with its tokenizer; start without skip_tokenizer_init")
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
-    seconds = encoder.rows * SECONDS_PER_ROW
-    model = SpeechModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, seconds)
+    if not encoder.mel_bins:
+        return PlainModel(encoder.start_ids, decode, max_model_len, encoder.seconds)
+    model = WhisperModel.of_tokenizer(tokenizer.added, encode, decode, vocab_size, max_model_len, encoder.seconds)
     return replace(model, aligns=encoder.aligns)
 
 

@@ -41,7 +41,7 @@ COMMANDS = {
     "stop": CliCommand(_HOME + "stop", "unload a model of a server of several"),
     "embed": CliCommand(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
     "rerank": CliCommand(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
-    "transcribe": CliCommand(_HOME + "transcribe", "transcribe or translate audio files with a Whisper model"),
+    "transcribe": CliCommand(_HOME + "transcribe", "transcribe or translate audio files, with Whisper or Moonshine"),
     "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
     "run-batch": CliCommand(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
     "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),

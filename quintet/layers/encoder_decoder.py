@@ -97,13 +97,14 @@ class CrossDecoderBlock(_Block):
 class CrossProjection(nn.Module):
     """K and V of one decoder layer, as products of an encoder's hidden states."""
 
-    def __init__(self, sizes: BlockSizes, build: BuildContext, index: int, key_bias: bool = True) -> None:
+    def __init__(self, sizes: AttentionSizes, build: BuildContext, index: int, key_bias: bool = True) -> None:
+        """`sizes`: of the layer's cross-attention, whose biases the keys may lack."""
         super().__init__()
         path = f"/model.decoder.layers.{index}.encoder_attn"
-        self._head_dim = sizes.width // sizes.heads
-        outputs = split_heads(sizes.heads, sizes.heads, build.size)[1].times(self._head_dim)
-        self.k = column_parallel(build, sizes.width, {f"{path}.k_proj": outputs}, key_bias)
-        self.v = column_parallel(build, sizes.width, {f"{path}.v_proj": outputs}, True)
+        self._head_dim = sizes.head_dim
+        outputs = split_heads(sizes.heads, sizes.kv_heads, build.size)[1].times(self._head_dim)
+        self.k = column_parallel(build, sizes.hidden, {f"{path}.k_proj": outputs}, sizes.bias and key_bias)
+        self.v = column_parallel(build, sizes.hidden, {f"{path}.v_proj": outputs}, sizes.bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in (self.k(x), self.v(x)))
@@ -111,11 +112,11 @@ class CrossProjection(nn.Module):
 
 
 class CrossDecoderLM(CausalLM):
-    """A decoder of CrossDecoderBlocks and its head; the worker builds the encoder beside it."""
+    """A decoder whose blocks have cross-attention, and its head; the worker builds the encoder beside it."""
 
     trunk_name = "model.decoder"
     supports_pipeline = False
-    config_counts_layers = False  # num_hidden_layers is the encoder's number
+    config_counts_layers = False  # num_hidden_layers is the number of one part
     positions_entry: ClassVar[str]  # of config.json: positions of the decoder
     ignored_tensors = (  # the encoder's
         *CausalLM.ignored_tensors,

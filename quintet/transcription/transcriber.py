@@ -1,9 +1,9 @@
-"""Transcribes audio of any length with an engine that runs Whisper.
+"""Transcribes audio of any length with an engine that runs Whisper, or a model that gives text alone (Moonshine).
 
 Speech is cut at silences into spans of at most 30 s; silence is not transcribed at all. Each span is a window; one that
-the model ends early is followed by a window of the rest. Windows are decoded again at higher temperatures as
+Whisper ends early is followed by a window of the rest. Its windows are decoded again at higher temperatures as
 openai-whisper's transcribe.py does it, and have the same limits (Thresholds). Spans are transcribed side by side,
-unless each is to see the text before it.
+unless each is to see the text before it. Where a model has no timestamps, a window is a segment.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from quintet.outputs import CompletionOutput
 from quintet.sampling_params import SamplingParams
 from quintet.transcription.alignment import AlignmentSpan, token_ends
 from quintet.transcription.languages import code_of
-from quintet.transcription.model import SpeechEngine, SpeechModel
+from quintet.transcription.model import PlainModel, SpeechEngine, SpeechModel, UnsupportedOption, WhisperModel
 from quintet.transcription.segments import (
     Segment,
     SegmentJoiner,
@@ -86,9 +86,15 @@ class _Decoded(NamedTuple):
 
     prompt: list[int]
     tokens: list[int]
+    ended: bool  # by the model: its last token is no text
     temperature: float
     avg_logprob: float
     compression_ratio: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Fields of its segments."""
+        return {name: getattr(self, name) for name in ("temperature", "avg_logprob", "compression_ratio")}
 
 
 class _Window(NamedTuple):
@@ -108,13 +114,8 @@ class Transcriber:
     """Transcribes audio with a model. One object may transcribe several at once."""
 
     def __init__(self, engine: SpeechEngine, model: SpeechModel, options: TranscriptionOptions) -> None:
-        """ValueError for words where none are aligned, and for a language or a task that the model does not have."""
-        if options.word_timestamps and not model.aligns:
-            raise ValueError(
-                "times of words (word_timestamps) are not there on this device, whose compiled steps do not show what "
-                "tokens attend to; leave them out, or run the model with device='cpu'"
-            )
-        model.check_language(options.language, options.task)
+        """ValueError for a language or a task that the model does not have; UnsupportedOption for other options."""
+        _check_options(model, options)
         self._engine, self._model, self._options = engine, model, options
         self._find = options.finder or default_finder()
 
@@ -139,15 +140,43 @@ class Transcriber:
         spans = await asyncio.to_thread(speech_windows, samples, longest, self._find, longest * _LOOK_BACK)
         if not spans:
             return
-        run = _Run(self._engine, self._model, self._options, samples, self._find)
+        run = self._run(samples)
         await run.find_language(spans[0])
         joiner = SegmentJoiner()
         async with aclosing(run.windows(spans)) as windows:
             async for window in windows:
                 yield Progress(joiner.add(*window), window.end, run.language)
 
+    def _run(self, samples: Samples) -> "_Run":
+        engine, model, options = self._engine, self._model, self._options
+        if isinstance(model, PlainModel):
+            return _PlainRun(engine=engine, model=model, options=options, samples=samples)
+        return _WhisperRun(engine=engine, model=model, options=options, samples=samples, find=self._find)
 
-@dataclass
+
+def _check_options(model: SpeechModel, options: TranscriptionOptions) -> None:
+    if isinstance(model, WhisperModel):
+        if options.word_timestamps and not model.aligns:
+            raise UnsupportedOption(
+                "word_timestamps", "times of words (word_timestamps) are not there on this device, whose compiled "
+                "steps do not show what tokens attend to; leave them out, or run the model with device='cpu'",
+            )  # fmt: skip
+        model.check_language(options.language, options.task)
+        return
+    if options.language is not None:
+        code_of(options.language)
+    wanted = {
+        "task": options.task == "translate" and "this model writes what is spoken, and translates nothing",
+        "word_timestamps": options.word_timestamps and "this model gives text alone, and no times of words",
+        "prompt": options.prompt.strip() and "this model reads no text beside the audio",
+        "condition_on_previous_text": options.condition_on_previous_text and "this model reads no text before a window",
+    }
+    for option, why in wanted.items():
+        if why:
+            raise UnsupportedOption(option, f"{option}: {why}; use a Whisper model, or leave it out")
+
+
+@dataclass(kw_only=True)
 class _Run:
     """Transcription of one audio."""
 
@@ -155,8 +184,73 @@ class _Run:
     model: SpeechModel
     options: TranscriptionOptions
     samples: Samples
-    find: SpeechFinder
     language: str | None = None  # code; of models of English alone "en"
+
+    async def find_language(self, span: Span) -> None:
+        """Sets the language, if it was given."""
+        self.language = None if self.options.language is None else code_of(self.options.language)
+
+    def windows(self, spans: Sequence[Span]) -> AsyncGenerator[_Window, None]:
+        """Returns the windows of all spans, in order."""
+        return self._side_by_side(spans, ())
+
+    async def _side_by_side(self, spans: Sequence[Span], prompt: Sequence[int]) -> AsyncGenerator[_Window, None]:
+        places = asyncio.Semaphore(self.options.windows_at_once)
+
+        async def transcribe(span: Span) -> list[_Window]:
+            async with places:
+                return [window async for window in self._windows_of(span, prompt)]
+
+        tasks = [asyncio.create_task(transcribe(span)) for span in spans]
+        try:
+            for task in tasks:
+                for window in await task:
+                    yield window
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _windows_of(self, span: Span, previous: Sequence[int]) -> AsyncGenerator[_Window, None]:
+        raise NotImplementedError
+
+    async def _decode_once(self, place: Span, prompt: Sequence[int], temperature: float, most: int) -> _Decoded:
+        """Returns the output of one request, of so many tokens at most."""
+        fields = {"max_tokens": most, **self.options.sampling, "temperature": temperature}
+        params = SamplingParams(**{**fields, "logprobs": 0, "detokenize": False})
+        output = await self._generate(place, prompt, params)
+        assert output.logprobs is not None
+        tokens = list(output.token_ids)
+        drawn = [at[token].logprob for at, token in zip(output.logprobs, tokens, strict=True)]
+        text = self.model.text(tokens).strip()
+        ended = output.finish_reason == "stop"
+        return _Decoded(list(prompt), tokens, ended, temperature, mean_logprob(drawn), compression_ratio(text))
+
+    async def _generate(self, place: Span, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
+        return await self.engine.generate(self.samples[place.start : place.end], prompt, params)
+
+
+@dataclass(kw_only=True)
+class _PlainRun(_Run):
+    """Transcription by a model that gives text alone: a window is a segment, decoded once."""
+
+    model: PlainModel
+
+    async def _windows_of(self, span: Span, previous: Sequence[int]) -> AsyncGenerator[_Window, None]:
+        model, temperature = self.model, self.options.thresholds.temperatures[0]
+        decoded = await self._decode_once(span, model.prompt, temperature, model.max_tokens(span.seconds))
+        start, end = span.start_seconds, span.end / SAMPLE_RATE
+        tokens = decoded.tokens[: -1 if decoded.ended else None]
+        segment = Segment(start, end, tuple(tokens), model.text(tokens), seek=round(start * 100))
+        yield _Window(start, end, [replace(segment, **decoded.facts)])
+
+
+@dataclass(kw_only=True)
+class _WhisperRun(_Run):
+    """Transcription by Whisper."""
+
+    model: WhisperModel
+    find: SpeechFinder
     _first: tuple[Span, dict[int, float]] | None = None  # log-probabilities that the language was found by
 
     async def find_language(self, span: Span) -> None:
@@ -173,28 +267,13 @@ class _Run:
 
     def windows(self, spans: Sequence[Span]) -> AsyncGenerator[_Window, None]:
         """Returns the windows of all spans, in order."""
-        return self._in_turn(spans) if self.options.condition_on_previous_text else self._side_by_side(spans)
+        if self.options.condition_on_previous_text:
+            return self._in_turn(spans)
+        return self._side_by_side(spans, self._prompt())
 
     def _prompt(self) -> list[int]:
         text = self.options.prompt.strip()
         return self.model.encode(" " + text) if text else []
-
-    async def _side_by_side(self, spans: Sequence[Span]) -> AsyncGenerator[_Window, None]:
-        places, prompt = asyncio.Semaphore(self.options.windows_at_once), self._prompt()
-
-        async def transcribe(span: Span) -> list[_Window]:
-            async with places:
-                return [window async for window in self._windows_of(span, prompt)]
-
-        tasks = [asyncio.create_task(transcribe(span)) for span in spans]
-        try:
-            for task in tasks:
-                for window in await task:
-                    yield window
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _in_turn(self, spans: Sequence[Span]) -> AsyncGenerator[_Window, None]:
         previous = self._prompt()
@@ -228,10 +307,7 @@ class _Run:
             end = place.end
         elif place.end - end >= _SHORTEST_REST:
             segments = segments[: parsed.complete]
-        facts: dict[str, Any] = {
-            "temperature": decoded.temperature, "avg_logprob": decoded.avg_logprob,
-            "compression_ratio": decoded.compression_ratio, "no_speech_prob": no_speech,
-        }  # fmt: skip
+        facts = {**decoded.facts, "no_speech_prob": no_speech}
         segments = [replace(each, text=self.model.text(each.tokens), **facts) for each in segments]
         if self.options.word_timestamps and any(each.text.strip() for each in segments):
             segments = await self._with_words(segments, decoded, place)
@@ -280,24 +356,9 @@ class _Run:
         prompt = model.tokens.prompt(language, self.options.task, previous=previous, max_positions=model.max_positions)
         decoded: _Decoded | None = None
         for temperature in thresholds.temperatures:
-            output = await self._generate(place, prompt, self._params(temperature, len(prompt)))
-            decoded = self._judge(prompt, output, temperature)
+            most = min(model.max_positions // 2, model.max_positions - len(prompt))
+            decoded = await self._decode_once(place, prompt, temperature, most)
             if not thresholds.needs_fallback(decoded.compression_ratio, decoded.avg_logprob, no_speech):
                 break
         assert decoded is not None
         return decoded
-
-    async def _generate(self, place: Span, prompt: Sequence[int], params: SamplingParams) -> CompletionOutput:
-        return await self.engine.generate(self.samples[place.start : place.end], prompt, params)
-
-    def _params(self, temperature: float, length: int) -> SamplingParams:
-        most = min(self.model.max_positions // 2, self.model.max_positions - length)
-        fields = {"max_tokens": most, **self.options.sampling, "temperature": temperature}
-        return SamplingParams(**{**fields, "logprobs": 0, "detokenize": False})
-
-    def _judge(self, prompt: list[int], output: CompletionOutput, temperature: float) -> _Decoded:
-        assert output.logprobs is not None
-        tokens = list(output.token_ids)
-        drawn = [at[token].logprob for at, token in zip(output.logprobs, tokens, strict=True)]
-        text = self.model.text(tokens).strip()
-        return _Decoded(prompt, tokens, temperature, mean_logprob(drawn), compression_ratio(text))

@@ -13,7 +13,7 @@ from quintet.media.audio.resample import Samples
 from quintet.outputs import CompletionOutput, Logprob
 from quintet.sampling_params import SamplingParams
 from quintet.transcription.alignment import AlignmentSpan
-from quintet.transcription.model import SpeechModel
+from quintet.transcription.model import WhisperModel
 from quintet.transcription.tokens import WhisperTokens
 
 # text is 0 .. 99, then special tokens, then timestamps from 121 on
@@ -26,9 +26,9 @@ def at(seconds: float) -> int:
     return TOKENS.timestamp_begin + round(seconds / 0.02)
 
 
-def model(tokens: WhisperTokens = TOKENS, max_positions: int = 448) -> SpeechModel:
+def model(tokens: WhisperTokens = TOKENS, max_positions: int = 448) -> WhisperModel:
     """Token 7 is the word " w7"; so is the reverse."""
-    return SpeechModel(
+    return WhisperModel(
         tokens, lambda text: [int(word[1:]) for word in text.split()], lambda ids: "".join(f" w{each}" for each in ids),
         max_positions,
     )  # fmt: skip

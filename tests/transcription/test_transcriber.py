@@ -11,7 +11,7 @@ import pytest
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import find_speech
 from quintet.transcription.formats import to_text
-from quintet.transcription.model import SpeechModel
+from quintet.transcription.model import WhisperModel
 from quintet.transcription.segments import Thresholds
 from quintet.transcription.transcriber import Progress, Transcriber, Transcript, TranscriptionOptions
 from tests.transcription.simulated import ENGLISH, TOKENS, Asked, SimulatedEngine, at, model, says, silence, voice
@@ -20,11 +20,11 @@ EOT = TOKENS.eot
 WORDS = (at(0), 1, 2, at(3), EOT)
 
 
-def transcriber(engine: SimulatedEngine, names: SpeechModel | None = None, **options: Any) -> Transcriber:
+def transcriber(engine: SimulatedEngine, names: WhisperModel | None = None, **options: Any) -> Transcriber:
     return Transcriber(engine, names or model(), TranscriptionOptions(finder=find_speech, **options))
 
 
-async def heard(engine: SimulatedEngine, names: SpeechModel | None = None, **options: Any) -> Transcript:
+async def heard(engine: SimulatedEngine, names: WhisperModel | None = None, **options: Any) -> Transcript:
     return await transcriber(engine, names, **options).transcript(engine.audio)
 
 

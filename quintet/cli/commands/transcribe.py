@@ -1,4 +1,4 @@
-"""Transcribe audio files, or all of a folder, with a Whisper model in this process."""
+"""Transcribe audio files, or all of a folder, with Whisper or Moonshine in this process."""
 
 import argparse
 import asyncio

@@ -12,6 +12,7 @@ from quintet.conformance.harness.worker_runner import WorkerRunner
 from quintet.engine.executor.media_parts import run_encoder
 from quintet.interface.platform import Platform
 from quintet.interface.types import HostBatch, HostGroup
+from quintet.media.audio.waveform import blocks_of, num_rows
 
 
 class EncoderRunner(WorkerRunner):
@@ -22,8 +23,10 @@ class EncoderRunner(WorkerRunner):
         self._encoded: dict[Any, tuple[list[int], int]] = {}  # request -> pages of rows, and their number
 
     def encode(self, key: Any, given: Tensor) -> None:
-        """Runs the encoder's pass of a request: token ids [E], or features [bins, 2 * E]."""
-        if given.is_floating_point():
+        """Runs the encoder's pass of a request: token ids [E], samples [N], or features [bins, 2 * E]."""
+        if given.is_floating_point() and given.ndim == 1:
+            frames, count = blocks_of(given.numpy()), num_rows(len(given))
+        elif given.is_floating_point():
             frames, count = np.zeros((given.shape[1] + 2, given.shape[0]), np.float32), given.shape[1] // 2
             frames[1:-1] = given.T.numpy()
         else:

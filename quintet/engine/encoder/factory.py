@@ -56,8 +56,9 @@ def encoder_input(
         return None
     encoder = cast(CrossEncoder, worker.encoder.model)
     if not encoder.takes_text:
-        rows, start_ids = hf_config.max_source_positions, (hf_config.decoder_start_token_id,)
-        return SpeechInput(hf_config.num_mel_bins, rows, start_ids, aligns)
+        return SpeechInput(
+            encoder.mel_bins, encoder.rows, (hf_config.decoder_start_token_id,), aligns and encoder.has_timestamps
+        )
     start, forced = (_token(folder, hf_config, each) for each in ("decoder_start_token_id", "forced_bos_token_id"))
     start = _token(folder, hf_config, "bos_token_id") if start is None else start
     if start is None:
@@ -81,7 +82,9 @@ def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRu
         return None
     ends = hf_config.eos_token_id
     eot = ends[0] if isinstance(ends, list) else ends
-    entries, vocab = read_generation_config(folder), worker.model.vocab_size
+    entries, vocab = dict(read_generation_config(folder)), worker.model.vocab_size
+    if not cast(CrossEncoder, worker.encoder.model).has_timestamps:
+        entries.pop("no_timestamps_token_id", None)
     try:
         return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, vocab)
     except ValueError as error:

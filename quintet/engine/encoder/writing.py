@@ -10,6 +10,7 @@ from quintet.engine.executor.media_parts import run_encoder
 from quintet.engine.row_store.media import EncodingFailed, noting_failure
 from quintet.interface.types import FloatArray, IntArray
 from quintet.media.audio.log_mel import FEATURES
+from quintet.media.audio.waveform import SAMPLES, blocks_of
 from quintet.media.encoder_text import TEXT, TOKENS
 from quintet.media.items import MediaItem
 
@@ -34,9 +35,11 @@ def write_encoded(ranks: "WorkerGroup", writes: "Sequence[RowWrite]") -> None:
 
 
 def _given(media: MediaItem) -> FloatArray | IntArray:
-    """Returns token ids [E], or log-mel frames [2 * E + 2, mel bins] with zeros at both ends."""
+    """Returns token ids [E], blocks of samples, or log-mel frames [2 * E + 2, mel bins] with zeros at both ends."""
     if media.kind == TEXT:
         return media.fields[TOKENS].array().copy()  # torch wants memory that may be written to
+    if SAMPLES in media.fields:
+        return blocks_of(media.fields[SAMPLES].array())
     features = media.fields[FEATURES].array()
     frames = np.zeros((features.shape[1] + 2, features.shape[0]), np.float32)
     frames[1:-1] = features.T

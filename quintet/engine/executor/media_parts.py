@@ -63,7 +63,12 @@ def encoder_buckets(worker: "Worker") -> tuple[ShapeBucket, ...]:
     largest = ShapeBucket(model.rows, 1, 0, (1,) * len(worker.kv_cache_layout.indices))
     if model.takes_text:
         return plan_buckets(largest)
-    return (largest._replace(inputs=("embeds",), embed_rows=model.frames, width=model.bins),)
+    if not model.mel_bins:
+        raise ValueError(
+            "the encoder's passes follow the length of the audio, and steps here have fixed shapes; run "
+            "this model with device='cpu'"
+        )
+    return (largest._replace(inputs=("embeds",), embed_rows=model.frames, width=model.mel_bins),)
 
 
 def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:

@@ -1,12 +1,13 @@
-"""Audio of a request as an encoder of speech takes it: checked, resampled, and made into log-mel features."""
+"""Audio of a request as an encoder of speech takes it: checked, resampled, and perhaps made into log-mel features."""
 
 import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 from quintet.media.audio import SAMPLE_RATE
-from quintet.media.audio.log_mel import FEATURES, log_mel
+from quintet.media.audio.log_mel import CHUNK_SECONDS, FEATURES, log_mel
 from quintet.media.audio.resample import MAX_RATE, MIN_RATE, Samples, resample
+from quintet.media.audio.waveform import LEAST, SAMPLES, num_rows
 from quintet.media.items import AUDIO, MediaItem, WireArray
 from quintet.media.lazy_numpy import np
 
@@ -19,22 +20,35 @@ _FORMS = "give samples at 16 kHz, or (samples, rate): float numbers from -1 to 1
 class SpeechInput:
     """Input of a model's encoder of speech. Plain data: it crosses processes."""
 
-    mel_bins: int
-    rows: int  # that the encoder makes, of 20 ms each
+    mel_bins: int  # 0: the encoder takes samples (Moonshine)
+    rows: int  # that the encoder makes, of 20 ms each; of samples, at most
     start_ids: tuple[int, ...]  # the decoder's prompt where a caller gives none
     aligns: bool = True  # whether requests may ask for the attention of their tokens to the audio
 
+    @property
+    def seconds(self) -> float:
+        """Length of the longest audio of a request."""
+        return self.rows * SECONDS_PER_ROW if self.mel_bins else CHUNK_SECONDS
+
     def item(self, audio: Any, name: str) -> MediaItem:
-        """Returns the features of samples at 16 kHz, or of (samples, rate). ValueError names what is wrong; `name` is
-        what it calls the prompt."""
-        samples = _samples(audio, self.rows * SECONDS_PER_ROW, name)
+        """Returns samples at 16 kHz, or of (samples, rate), as the encoder takes them. ValueError names what is wrong;
+        `name` is what it calls the prompt."""
+        samples = _samples(audio, self.seconds, name)
+        if not self.mel_bins:
+            samples = np.pad(samples, (0, max(0, LEAST - len(samples))))
+            return _item(samples, SAMPLES, ((0, num_rows(len(samples))),))
         try:
-            features = np.ascontiguousarray(log_mel(samples, self.mel_bins)[:, : FRAMES_PER_ROW * self.rows])
+            return _item(log_mel(samples, self.mel_bins)[:, : FRAMES_PER_ROW * self.rows], FEATURES)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        facts = f"{AUDIO} {features.shape}".encode()
-        digest = hashlib.blake2b(features.data, digest_size=DIGEST_BYTES, person=b"quintet-audio", key=facts).digest()
-        return MediaItem(AUDIO, digest, {FEATURES: WireArray.of(features)})
+
+
+def _item(given: Any, field: str, spans: tuple[tuple[int, int], ...] = ()) -> MediaItem:
+    """Returns the item with this array as its field."""
+    given = np.ascontiguousarray(given)
+    facts = f"{AUDIO} {given.shape}".encode()
+    digest = hashlib.blake2b(given.data, digest_size=DIGEST_BYTES, person=b"quintet-audio", key=facts).digest()
+    return MediaItem(AUDIO, digest, {field: WireArray.of(given)}, spans)
 
 
 def _samples(audio: Any, seconds: float, name: str) -> Samples:

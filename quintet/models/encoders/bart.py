@@ -112,7 +112,8 @@ class BartEncoder(CrossEncoder):
         sizes, decoder = (BlockSizes.of(config, part, traits.pre_norm) for part in ("encoder", "decoder"))
         layers = nn.ModuleList(CrossEncoderBlock(sizes, whole) for _ in range(config.encoder_layers))
         self.model = nn.ModuleDict({"encoder": BartStack(config, whole, config.vocab_size, layers)})
-        self.cross = nn.ModuleList(CrossProjection(decoder, whole, each) for each in range(config.decoder_layers))
+        cross = decoder.attention()
+        self.cross = nn.ModuleList(CrossProjection(cross, whole, each) for each in range(config.decoder_layers))
 
     canonical = staticmethod(canonical_name)  # no other name depends on the class
 

@@ -20,8 +20,10 @@ class CrossEncoder(ModelBase):
     supports_pipeline = False
     vocab_size = 1  # it draws nothing
     takes_text: ClassVar[bool] = False  # True: items are token ids; False: audio
+    has_timestamps: ClassVar[bool] = False  # True: its decoder gives times, and heads of it follow the audio (Whisper)
+    mel_bins: int = 0  # of the features that it takes; 0: it takes text, or samples
     rows: int  # that an item has at most
-    frames = bins = 0  # of what a pass brings of audio: [frames, bins]
+    frames: int = 0  # of what a pass brings of audio, where all audio has one length: [frames, mel_bins]
     cross: nn.ModuleList  # of CrossProjection: K and V of each decoder layer
 
     def __init__(self) -> None:

@@ -80,6 +80,7 @@ class MelConvolutions(Layer):
 class WhisperEncoder(CrossEncoder):
     """The encoder, and for each decoder layer the product that makes K and V of its rows."""
 
+    has_timestamps = True
     # of the decoder, all but those two
     ignored_tensors: tuple[str, ...] = (
         r"model\.decoder\.(embed_tokens|embed_positions|layer_norm)\..*",
@@ -90,8 +91,8 @@ class WhisperEncoder(CrossEncoder):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
-        self.rows, self._dtype = config.max_source_positions, build.dtype
-        self.frames, self.bins = STRIDE * self.rows + 2, config.num_mel_bins
+        self.rows, self.mel_bins, self._dtype = config.max_source_positions, config.num_mel_bins, build.dtype
+        self.frames = STRIDE * self.rows + 2
         if STRIDE * self.rows > FRAMES:
             raise ValueError(f"max_source_positions is {self.rows}, and audio has {FRAMES // STRIDE}; fetch it again")
         self._ops = build.ops.take("add")
@@ -105,8 +106,8 @@ class WhisperEncoder(CrossEncoder):
         }
         self.convolutions = MelConvolutions(config, whole)
         self.model = nn.ModuleDict({"encoder": nn.ModuleDict(parts)})
-        numbers = range(config.decoder_layers)
-        self.cross = nn.ModuleList(CrossProjection(decoder, whole, each, key_bias=False) for each in numbers)
+        cross, numbers = decoder.attention(), range(config.decoder_layers)
+        self.cross = nn.ModuleList(CrossProjection(cross, whole, each, key_bias=False) for each in numbers)
 
     canonical = staticmethod(canonical_name)  # no other name depends on the class
 

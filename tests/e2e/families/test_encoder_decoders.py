@@ -16,6 +16,7 @@ from quintet.conformance.harness.reference_model import VOCAB, Tiny
 from quintet.engine.client import EngineClient
 from quintet_tools.checkpoints.encoder_decoders import (
     ENCODER_DECODERS,
+    SPEECH,
     behind,
     encoder_decoder,
     encoder_input,
@@ -25,7 +26,7 @@ from tests.helpers.platforms import tpu
 
 COUNT = 16
 START = 2
-FAMILIES = [each for each in ENCODER_DECODERS if each != "whisper"]
+FAMILIES = [each for each in ENCODER_DECODERS if each not in SPEECH]
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "num_pages": 200, "page_size": 16,
 }  # fmt: skip

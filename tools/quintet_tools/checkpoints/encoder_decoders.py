@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 from quintet.conformance.harness.reference_model import VOCAB, Tiny
+from quintet.media.audio.waveform import LEAST
 from quintet_tools.checkpoints.random_weights import scatter
 from quintet_tools.checkpoints.tiny import folder_of_all, hushed
 
@@ -27,6 +28,13 @@ _TEXT: dict[str, Any] = {
     **_SIZES, "vocab_size": VOCAB, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0,
     "eos_token_id": 2, "decoder_start_token_id": 2,
 }  # fmt: skip
+MOONSHINE: dict[str, Any] = {
+    "model_type": "moonshine", "vocab_size": VOCAB, "hidden_size": 36, "intermediate_size": 64,
+    "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": 3,
+    "decoder_num_attention_heads": 3, "encoder_num_key_value_heads": 3, "decoder_num_key_value_heads": 3,
+    "partial_rotary_factor": 0.7, "max_position_embeddings": 64, "pad_token_id": 2, "bos_token_id": 1,
+    "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "bart": {**_TEXT, "model_type": "bart"},
     "blenderbot": {**_TEXT, "model_type": "blenderbot", "scale_embedding": True},
@@ -35,8 +43,11 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "mbart": {**_TEXT, "model_type": "mbart", "scale_embedding": True},
     "pegasus": {**_TEXT, "model_type": "pegasus", "d_model": 36, "encoder_attention_heads": 3},
     "plbart": {**_TEXT, "model_type": "plbart"},
+    "moonshine": MOONSHINE,
     "whisper": WHISPER,
 }
+
+SPEECH = ("moonshine", "whisper")  # whose encoders take audio
 
 
 class Encoded(nn.Module):
@@ -62,7 +73,7 @@ def encoder_decoder(family: str, seed: int = 0) -> Tiny:
 def written(entries: Mapping[str, Any], seed: int = 0) -> Tiny:
     """Writes a checkpoint of these entries of config.json, with random weights."""
     config = AutoConfig.for_model(**entries)
-    kind = AutoModelForSpeechSeq2Seq if "num_mel_bins" in entries else AutoModelForSeq2SeqLM
+    kind = AutoModelForSpeechSeq2Seq if entries["model_type"] in SPEECH else AutoModelForSeq2SeqLM
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(seed)
         model = kind.from_config(config, attn_implementation="eager").float().eval()
@@ -84,15 +95,21 @@ def _positions(ids: Tensor, padding: int, past: int) -> Tensor:
     return torch.arange(ids.shape[1])[None] + past + padding + 1
 
 
-def encoder_input(tiny: Tiny, seed: int, length: int = 0) -> Tensor:
-    """Returns random input of a model's encoder: token ids [length], or features [bins, frames]."""
+def encoder_input(tiny: Tiny, seed: int, length: int) -> Tensor:
+    """Returns random input of a model's encoder: token ids [length], samples [length * 400], or features [bins,
+    frames]."""
     generator, config = torch.Generator().manual_seed(seed), tiny.config
-    if length:
+    if config.model_type not in SPEECH:
         return torch.randint(3, config.vocab_size, (length,), dtype=torch.int32, generator=generator)
+    if config.model_type == "moonshine":
+        return torch.randn(max(length * 400, LEAST), generator=generator)
     return torch.randn(config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
 
 
 def behind(tiny: Tiny, given: Tensor) -> Tiny:
     """Returns the same checkpoint with a reference that decodes behind this input of its encoder."""
-    named = {"input_features": given[None]} if given.is_floating_point() else {"input_ids": given[None].long()}
+    if given.is_floating_point():
+        named = {"input_values" if given.ndim == 1 else "input_features": given[None]}
+    else:
+        named = {"input_ids": given[None].long()}
     return Tiny(tiny.folder, tiny.config, Encoded(tiny.reference, named))

@@ -28,6 +28,7 @@ from quintet.server.http.middleware.slow_clients import REALTIME
 from quintet.server.http.sse import encode
 from quintet.server.http.usage import usage_of
 from quintet.transcription.formats import to_text
+from quintet.transcription.model import UnsupportedOption
 from quintet.transcription.transcriber import Transcriber, TranscriptionOptions
 
 router = APIRouter()
@@ -139,6 +140,8 @@ class _Session:
         try:
             options = TranscriptionOptions(language=event.language, prompt=event.prompt or "", windows_at_once=1)
             self._transcriber = Transcriber(self._engine, self._model, options)
+        except UnsupportedOption as error:
+            raise _wrong(str(error)) from None
         except ValueError as error:
             raise _wrong(f"language: {error}") from None
 

@@ -30,12 +30,17 @@ from quintet.server.http.respond import WholeResponse, app_state_of
 from quintet.server.http.sse import DONE, EventStream, encode, event
 from quintet.server.http.usage import set_request_name
 from quintet.transcription.formats import to_srt, to_text, to_verbose_json, to_vtt
+from quintet.transcription.model import UnsupportedOption
 from quintet.transcription.segments import Segment
 from quintet.transcription.transcriber import Progress, Transcriber, Transcript, TranscriptionOptions
 
 router = APIRouter()
 PLAIN = "text/plain; charset=utf-8"
 UNKNOWN = "unknown"  # language of audio without speech, where none was given
+_FIELDS = {  # of a request, by the names of options
+    "word_timestamps": "timestamp_granularities", "prompt": "prompt",
+    "condition_on_previous_text": "condition_on_previous_text",
+}  # fmt: skip
 
 
 @router.post("/v1/audio/transcriptions")
@@ -67,9 +72,10 @@ async def _answer(http: HttpRequest, kind: type[SpeechBody], task: str) -> Respo
         call = open_call(service, http)
         try:
             transcriber = Transcriber(CallEngine(service, http, call, body.priority or 0), model, options)
-        except ValueError as error:  # of its options these two depend on the model
-            name = "timestamp_granularities" if options.word_timestamps and not model.aligns else "language"
-            raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
+        except UnsupportedOption as error:
+            raise ApiError(400, str(error), param=_FIELDS.get(error.option), code="unsupported") from None
+        except ValueError as error:  # of other options the language alone depends on the model
+            raise ApiError(400, f"language: {error}", param="language", code="invalid_value") from None
         await call.__aenter__()
         try:
             audio = await _decoded(service, call, file)

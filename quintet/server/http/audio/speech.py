@@ -25,7 +25,7 @@ def need_speech(service: AppState) -> SpeechModel:
     model = service.models.speech
     if model is None:
         raise ApiError(
-            400, "this server's model transcribes no audio; start a server with a Whisper model, such as `quintet "
+            400, "this server's model transcribes no audio; start a server with a model of speech, such as `quintet "
             "serve openai/whisper-base`", code="unsupported",
         )  # fmt: skip
     return model
