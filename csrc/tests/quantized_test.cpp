@@ -1,4 +1,5 @@
 // Quantized products without Python: buffers of the exact size, for the sanitizers; exact numbers, for the sums.
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -103,10 +104,52 @@ void laid_product_is_near(cpu::QuantizedScheme scheme, long tokens, long inputs,
     expect(near, "a product of a canonical matrix is far off", scheme, tokens, inputs, outputs);
 }
 
+// Inputs of -1 and 1, which become -127 and 127, by the least and the largest bytes of weights: no sum on the way may
+// saturate.
+void largest_products_are_exact(cpu::QuantizedScheme scheme, long tokens, long inputs, long groups) {
+    constexpr long kOutputs = cpu::kLinearColumns;
+    const auto sign = [](long t, long k) { return (k * (t + 1) / 3 + t) % 2 ? -1 : 1; };
+    const auto weight = [](long n, long k) { return n % 3 == 0 ? 0 : n % 3 == 1 ? 255 : (n + k) % 2 ? 255 : 0; };
+    std::vector<uint8_t> values(static_cast<size_t>(kOutputs * inputs)), packed(values.size()), bytes(256);
+    std::vector<float> x, out(static_cast<size_t>(tokens * kOutputs));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i);
+    for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<uint8_t>(weight(static_cast<long>(i) / inputs, static_cast<long>(i) % inputs));
+    }
+    for (long t = 0; t < tokens; ++t) {
+        for (long k = 0; k < inputs; ++k) x.push_back(static_cast<float>(sign(t, k)));
+    }
+    cpu::lay_quantized({packed.data(), values.data(), kOutputs, inputs, false, bytes.data()});
+    const std::vector<uint16_t> halves(static_cast<size_t>(kOutputs * groups), 0x3C00);  // 1
+    const std::vector<float> singles(static_cast<size_t>(kOutputs), 1.0F);
+    const void* const scales = scheme == cpu::kW8a8 ? static_cast<const void*>(singles.data()) : halves.data();
+    cpu::quantized({out.data(), x.data(), packed.data(), scales, nullptr, tokens, inputs, kOutputs, groups, inputs,
+                    cpu::kLinearFloat32, scheme});
+    bool exact = true;
+    for (long t = 0; t < tokens; ++t) {
+        for (long n = 0; n < kOutputs; ++n) {
+            float all = 0.0F;
+            for (long g = 0; g < groups; ++g) {
+                long sum = 0;
+                for (long k = g * inputs / groups; k < (g + 1) * inputs / groups; ++k) {
+                    sum += 127L * sign(t, k) * (weight(n, k) - 128);
+                }
+                all = std::fmaf(static_cast<float>(sum), 1.0F / 127.0F, all);
+            }
+            exact = exact && out[static_cast<size_t>(t * kOutputs + n)] == all;
+        }
+    }
+    expect(exact, "the largest products are not exact", scheme, tokens, inputs, kOutputs);
+}
+
 }  // namespace
 
 int quantized_failures() {
     with_each_isa([] {
+        for (const long tokens : {1L, 2L, 3L, 7L, 60L}) {
+            largest_products_are_exact(cpu::kW8a8, tokens, 2048, 1);
+            largest_products_are_exact(cpu::kW8a8Groups, tokens, 384, 3);
+        }
         for (const long tokens : {1L, 2L, 3L, 4L, 5L, 6L, 7L, 13L, 60L}) {
             for (const long outputs : {1L, 64L, 77L}) {
                 for (const auto scheme : {cpu::kInt8, cpu::kInt4, cpu::kW4a8, cpu::kW8a8Groups}) {

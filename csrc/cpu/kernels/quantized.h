@@ -58,7 +58,8 @@ constexpr long kRowPadding = 16;  // inputs: a row is prepared in whole vectors
 struct QuantizedRow {
     uint8_t* values;  // prepared: what an instruction set wants for a quad, in a row
     float* scales;    // [groups]
-    int32_t* starts;  // [groups]: where a sum starts, so that the offset of the weights counts for nothing
+    int32_t* starts;  // [2, groups]: where a sum starts, so that the offset of the weights counts for nothing, and where one
+                      // of a core with flips starts
     const void* x;    // [groups * group]
     long groups, group;
     long span;        // inputs that share a scale of the row: whole groups

@@ -6,6 +6,7 @@ namespace quintet::cpu {
 namespace {
 
 constexpr long kWordRows = 4, kWordPairs = 1, kWordAlone = 4, kWordFew = 4, kWordSums = 8;
+constexpr long kSignedRows = 2, kSignedPairs = 2;
 using Bytes = __m256i;
 using Sums = uint32_t __attribute__((vector_size(32)));  // they may wrap around
 
@@ -51,6 +52,14 @@ inline Halfwords add_byte_products(Halfwords sum, Bytes w, Ints x) {
     return sum;
 }
 inline Sums add_pairs(Sums sum, Halfwords x) { return sum + (Sums)_mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+inline Bytes flip_bits(Bytes w, Ints flips) { return _mm256_xor_si256(w, flips); }
+inline Halfwords product_pairs(Ints x, Bytes w) { return _mm256_maddubs_epi16(x, w); }
+inline void put_flipped(Ints x, uint8_t* at) {
+    const __m256i flips = _mm256_add_epi32(_mm256_set1_epi32(128), _mm256_srai_epi32(x, 31));  // 127 for what is negative
+    const __m256i words = _mm256_packs_epi32(_mm256_abs_epi32(x), flips), quads = _mm256_packus_epi16(words, words);
+    const __m128i both = _mm_unpacklo_epi64(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), both);
+}
 inline void put_bytes(Ints x, uint8_t* at) {
     const __m256i words = _mm256_packs_epi32(x, x), bytes = _mm256_packs_epi16(words, words);
     const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
@@ -69,10 +78,11 @@ inline void put_words(Ints x, uint8_t* at) {
 
 #include "cpu/kernels/quantized_body.h"
 #include "cpu/kernels/quantized_byte_pairs.h"
+#include "cpu/kernels/quantized_signed_bytes.h"
 #include "cpu/kernels/quantized_words.h"
 
 namespace quintet::cpu {
 
-constexpr QuantizedKernels kQuantizedAvx2 = quantized_kernels<Words, Words, BytePairs>();
+constexpr QuantizedKernels kQuantizedAvx2 = quantized_kernels<Words, SignedBytes, BytePairs>();
 
 }  // namespace quintet::cpu

@@ -10,7 +10,7 @@
 // bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes
 // prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and holds the
 // products of kPartNibbles quads of 4 bits, or two of 6; step(Part&, Weights, Inputs); and join(Sum&, Part). Of the
-// others Part is Sum.
+// others Part is Sum. A core with kFlips begins its sums with the magnitudes of a group's negative inputs.
 // A pair is two vectors of columns that are 16 columns apart: nibbles of the same bytes.
 #pragma once
 
@@ -61,6 +61,13 @@ inline float peak_of(const typename Type::Element* x, long count) {
     return bits >= 0x7F800000U ? __builtin_nanf("") : peak < kSmallest ? kSmallest : peak;
 }
 
+template <typename Core>
+constexpr bool flips() { return requires { Core::kFlips; }; }
+
+// Bytes from a row's first scale to what its sums start with: after the scales, and with flips after the starts of other cores.
+template <typename Core>
+constexpr long starts_at(long groups) { return groups * 4 * (flips<Core>() ? 2 : 1); }
+
 template <typename Core, typename Type>
 void prepare(const QuantizedRow& row) {
     const auto* x = static_cast<const typename Type::Element*>(row.x);
@@ -72,14 +79,18 @@ void prepare(const QuantizedRow& row) {
         const bool finite = peak == peak;
         const Floats stretch = splat(row.largest / peak);
         Ints sum = ints(0);
+        [[maybe_unused]] Ints positive = ints(0);
         for (long i = 0; i < row.group; i += kLanes) {
             const Ints whole = finite ? rounded(mul(numbers<Type>(x + i, row.group - i), stretch)) : ints(0);
             sum = add_ints(sum, whole);
+            if constexpr (flips<Core>()) positive = add_ints(positive, larger(whole, ints(0)));
             Core::put(whole, at);
             at += kLanes / kQuad * Core::kBytes;
         }
         row.scales[g] = peak / row.largest;
-        row.starts[g] = -row.offset * sum_of_lanes(sum);
+        const int32_t all = sum_of_lanes(sum);
+        row.starts[g] = -row.offset * all;
+        if constexpr (flips<Core>()) row.starts[row.groups + g] = sum_of_lanes(positive) - all;
         x += row.group;
     }
 }
@@ -359,7 +370,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
             float scale;
             __builtin_memcpy(&scale, own + r * stride, sizeof scale);
             own_scales[r] = splat(scale);
-            __builtin_memcpy(&starts[r], own + r * stride + panel.groups * static_cast<long>(sizeof(float)), sizeof starts[r]);
+            __builtin_memcpy(&starts[r], own + r * stride + starts_at<Core>(panel.groups), sizeof starts[r]);
             if (kUncounted && panel.counted) starts[r] = 0;
         }
 #pragma GCC unroll 4
@@ -416,7 +427,7 @@ __attribute__((noinline)) void tile_of_channels(const QuantizedTile& t) {
 #pragma GCC unroll 8
     for (long r = 0; r < Rows; ++r) {
         int32_t start;
-        __builtin_memcpy(&start, row + r * stride + panel.scales_at + sizeof(float), sizeof start);
+        __builtin_memcpy(&start, row + r * stride + panel.scales_at + starts_at<Core>(1), sizeof start);
 #pragma GCC unroll 8
         for (long v = 0; v < 2 * Pairs; ++v) {
             const float* const at = kept + r * kLinearColumns + vector_column(v);

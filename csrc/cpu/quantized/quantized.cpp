@@ -87,7 +87,7 @@ int shared_by(const QuantizedCall& call) {
     return std::countr_zero(static_cast<unsigned long>(kLevelInputs / (call.inputs / call.groups)));
 }
 
-// How a prepared row lies: values, scales, starts.
+// How a prepared row lies: values, scales, starts, and the starts of cores with flips.
 struct RowLayout {
     long group, quads;  // of a group
     long scales_at, bytes;
@@ -97,7 +97,7 @@ RowLayout row_layout(const QuantizedCall& call, long quad_bytes) {
     constexpr long kPage = 4096;  // rows that far apart meet in the same lines of a cache
     const long group = call.inputs / call.groups;
     const long values = rounded_up(call.inputs, kRowPadding) / kQuad * quad_bytes;
-    const long bytes = rounded_up(values + call.groups * 8, kAlignment);
+    const long bytes = rounded_up(values + call.groups * 12, kAlignment);
     return {group, (group + kQuad - 1) / kQuad, values, bytes % kPage ? bytes : bytes + kAlignment};
 }
 
