@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from quintet.api import beam_search as beam
 from quintet.api.arguments import LLMArguments
 from quintet.api.base import SteppedHandle
+from quintet.api.beam_search import search as search_beams
 from quintet.api.chat_call import AnswerParser, ChatCall, run_without_loop
 from quintet.api.llm_engine import LLMEngine
 from quintet.api.lora import LoRARequests, with_adapters
 from quintet.api.pooling import PoolingMethods
+from quintet.beam_search import BeamSearchOutput
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
@@ -165,10 +166,10 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         params: BeamSearchParams,
         *,
         lora_request: LoRARequests = None,
-    ) -> list[beam.BeamSearchOutput]:
+    ) -> list[BeamSearchOutput]:
         """The likeliest outputs of each prompt, best first."""
         parsed = with_adapters(self._client, self._client.parse(prompts), lora_request)
-        return [beam.search(self._shared, prompt, params) for prompt in parsed]
+        return [search_beams(self._shared, prompt, params) for prompt in parsed]
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer object."""
