@@ -1,5 +1,6 @@
 """Beam search without an engine: the candidates of one output, and which of them are kept."""
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -29,21 +30,21 @@ class BeamSearchOutput:
 
 class BeamSearch:
     """Keeps beam_width candidates of a prompt; one that ends by end-of-text is set aside and competes with its final
-    score. Each round asks for one token of every candidate of `beams`."""
+    score. Each round asks for one token of every candidate of `beams`: none are left where no other could be best."""
 
     def __init__(
         self,
         prompt: Sequence[int],
         params: BeamSearchParams,
         eos_ids: Collection[int],
-        is_complete: Callable[[BeamSearchSequence], bool] = lambda beam: False,
+        is_complete: Callable[[BeamSearchSequence], bool] | None = None,
     ) -> None:
-        """`is_complete`: whether nothing may follow a candidate."""
+        """`is_complete`: whether nothing may follow a candidate; None: something always may."""
         self._params, self._eos = params, () if params.ignore_eos else eos_ids
         self._start, self._is_complete = len(prompt), is_complete
         self.beams = [BeamSearchSequence(list(prompt))]
         self._ended: list[BeamSearchSequence] = []
-        if is_complete(self.beams[0]):  # nothing is what the output must be
+        if is_complete is not None and is_complete(self.beams[0]):  # nothing is what the output must be
             self.beams[0].finish_reason = "stop"
             self.beams, self._ended = [], self.beams
 
@@ -53,22 +54,28 @@ class BeamSearch:
         return min(self._params.max_tokens, max(1, max_model_len - self._start))
 
     def grow(self, steps: Sequence[LogprobsAt]) -> None:
-        """Takes the likeliest next tokens of each candidate."""
-        grown = []
-        for beam, step in zip(self.beams, steps, strict=True):
-            for token_id, logprob in step.items():
-                candidate = BeamSearchSequence(
-                    [*beam.tokens, token_id], beam.cum_logprob + logprob.logprob, [*beam.logprobs, step]
-                )
-                if token_id in self._eos:
-                    candidate.finish_reason, candidate.stop_reason = "stop", token_id
-                    self._ended.append(candidate)
-                elif self._is_complete(candidate):
-                    candidate.finish_reason = "stop"
-                    self._ended.append(candidate)
-                else:
-                    grown.append(candidate)
-        self.beams = sorted(grown, key=lambda beam: -beam.cum_logprob)[: self._params.beam_width]
+        """Takes the likeliest next tokens of each candidate, best first; those after 2 * beam_width are for readers."""
+        width = self._params.beam_width
+        likely = sorted(
+            ((beam.cum_logprob + each.logprob, beam, step, token_id)
+             for beam, step in zip(self.beams, steps, strict=True)
+             for token_id, each in itertools.islice(step.items(), 2 * width)),
+            key=lambda item: -item[0],
+        )  # fmt: skip
+        self.beams = []
+        for total, beam, step, token_id in likely:
+            ends = token_id in self._eos
+            if len(self.beams) == width and not ends and self._is_complete is None:
+                continue
+            made = BeamSearchSequence([*beam.tokens, token_id], total, [*beam.logprobs, step])
+            if ends or (self._is_complete is not None and self._is_complete(made)):
+                made.finish_reason, made.stop_reason = "stop", token_id if ends else None
+                self._ended.append(made)
+            elif len(self.beams) < width:
+                self.beams.append(made)
+        self._ended = sorted(self._ended, key=lambda each: -self._score(each))[:width]
+        if len(self._ended) == width and all(self._bound(beam) <= self._score(self._ended[-1]) for beam in self.beams):
+            self.beams = []
 
     def best(self) -> list[BeamSearchSequence]:
         """Returns the candidates with the best scores, once the rounds are over."""
@@ -78,6 +85,11 @@ class BeamSearch:
 
     def _score(self, beam: BeamSearchSequence) -> float:
         return score(beam, self._start, self._params.length_penalty)
+
+    def _bound(self, beam: BeamSearchSequence) -> float:
+        """Returns a score that no output which begins with the beam exceeds: further tokens only take from its sum."""
+        penalty, length = self._params.length_penalty, len(beam.tokens) - self._start
+        return beam.cum_logprob / math.pow(self._params.max_tokens if penalty > 0 else length, penalty)
 
 
 def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> float:

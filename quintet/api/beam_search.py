@@ -31,9 +31,8 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
         raise ValueError("beam_search goes on from prompts, and tokens of this model's prompts see all of them")
     start = len(prompt.token_ids)
     fmt = None if params.structured_outputs is None else _GrammarLimit(client, params, start)
-    found = BeamSearch(
-        prompt.token_ids, params, eos_ids, lambda beam: fmt is not None and not fmt.allowed_token_ids(beam)
-    )
+    is_complete = None if fmt is None else lambda beam: not fmt.allowed_token_ids(beam)
+    found = BeamSearch(prompt.token_ids, params, eos_ids, is_complete)
     one = next_token_params(params, client.vocab_size)
     for _ in range(found.rounds(limits.max_model_len)):
         if not found.beams:

@@ -36,7 +36,8 @@ PROBE_PATHS = ("/live", "/health", "/ready", "/ping", "/load", "/metrics", "/ver
 UPLOAD_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies may have max_upload_bytes
 # chats, whose bodies may have as many where the model takes images, video or audio
 MEDIA_PATHS = (
-    "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
+    "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations", "/v1/responses",
+    "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens",
     "/api/chat", "/api/generate", "/tokenize", "/v1/embeddings", "/pooling", "/classify",
 )  # fmt: skip
 _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")

@@ -148,6 +148,7 @@ class RequestSpan:
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",

@@ -270,7 +270,7 @@ PARAMETERS: Mapping[str, str] = {
     "best_of": "use n, and choose by cumulative_logprob (logprobs=0)",
     "use_beam_search": "use LLM.beam_search",
     "length_penalty": "use LLM.beam_search, whose BeamSearchParams have it",
-    "early_stopping": "use LLM.beam_search; it goes on as long as a better output may come",
+    "early_stopping": "use LLM.beam_search, which ends when no other output can be better",
     "logits_processors": "they are the engine's: LLM(logits_processors=[...]); extra_args is what a request tells them",
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
     "skip_clone": "parameters are never changed; leave it out",

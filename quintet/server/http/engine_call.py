@@ -41,6 +41,7 @@ NUMBERS_PER_LOGPROB = 16  # of an answer that take as much memory as a log-proba
 _OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
 
 _request_numbers = itertools.count()
+_ANY_PROMPT = Prompt([0])  # in the place of one that the engine has
 
 
 class PromptRequest(NamedTuple):
@@ -103,6 +104,7 @@ class EngineCall:
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
         self._unread = 0  # bytes in there that came while the reader did not read
         self._running: dict[int, str] = {}  # ask -> its request in the engine
+        self._entries: dict[int, int | None] = {}  # answer()'s number -> its place in the record; others have their own
         self._begun = 0  # asks that came to the engine
         self._peeked: tuple[int, RequestOutput] | None = None
         self._size = _cost_of(asks, service.backend.model_info, streamed=http is not None)
@@ -188,22 +190,26 @@ class EngineCall:
             last[number] = output
         return [last[number] for number in range(len(self.requests))]
 
-    async def answer(self, ask: PromptRequest) -> RequestOutput:
+    async def answer(self, ask: PromptRequest, counted: bool = True) -> RequestOutput:
         """Returns the only output of a further request, which runs beside others: for `work` of run_between().
 
-        Cancelling ends the request. Its media are kept until the engine has them, not longer. Raises what has ended
-        the call, and ApiError for a request that fails.
+        Cancelling ends the request. Its media are kept until the engine has them, not longer. `counted`: False for one
+        that is a step of another, and no request in metrics and traces. Raises what has ended the call, and ApiError
+        for a request that fails.
         """
         if self._record.why is not None or not self._open:
             raise self._record.why or ClientGone()
         number, ask = len(self.requests), self._caller.bind(ask)
-        light = ask._replace(prompt=Prompt(ask.prompt.token_ids))
-        self.requests.append(light)
-        self._record.add(light)
+        self.requests.append(ask._replace(prompt=_ANY_PROMPT))
+        entry = len(self._record.watches)
+        self._entries[number] = entry if counted else None
+        if counted:
+            self._record.add(ask._replace(prompt=Prompt(ask.prompt.token_ids)))
         finished: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
 
         def deliver(output: RequestOutput) -> None:
-            self._record.record_output(number, output)
+            if counted:
+                self._record.record_output(entry, output)
             if output.finished:
                 self._running.pop(number, None)
                 if not finished.done():
@@ -216,7 +222,8 @@ class EngineCall:
             output = await finished
         finally:
             if self._running.pop(number, None) is not None:
-                self._record.abort([number])
+                if counted:
+                    self._record.abort([entry])
                 self._service.backend.abort(wanted.request_id)
         self._check_output(output)
         return output
@@ -342,7 +349,8 @@ class EngineCall:
 
     def _abort(self) -> None:
         self._begun = len(self.requests)
-        self._record.abort(self._running)
+        entries = (self._entries.get(number, number) for number in self._running)
+        self._record.abort([entry for entry in entries if entry is not None])
         for request_id in self._running.values():
             self._service.backend.abort(request_id)
         self._running.clear()

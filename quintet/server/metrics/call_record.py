@@ -18,13 +18,13 @@ class CallRecord:
     __slots__ = ("_metrics", "_span", "asks", "watches", "why")
 
     def __init__(self, metrics: ApiMetrics, asks: Sequence["PromptRequest"], span: "RequestSpan | None" = None) -> None:
-        self._metrics, self.asks, self._span = metrics, asks, span
+        self._metrics, self.asks, self._span = metrics, list(asks), span
         self.watches = [RequestTimer(metrics.requests, ask.params) for ask in asks]
         self.why: Exception | None = None  # the reason if the call was stopped from outside
 
     def add(self, ask: "PromptRequest") -> None:
         """Adds another round of the call."""
-        self.asks = [*self.asks, ask]
+        self.asks.append(ask)
         self.watches.append(RequestTimer(self._metrics.requests, ask.params))
 
     def record_output(self, number: int, output: RequestOutput) -> None:

@@ -62,6 +62,23 @@ def test_beams_of_a_completion_are_those_of_the_offline_search(ai: openai.OpenAI
     assert answer.usage.completion_tokens == sum(len(beam.tokens) - start for beam in wanted.sequences)
 
 
+def test_log_probabilities_beside_beams_are_as_many_as_were_asked_for(server: Server) -> None:
+    body = {"prompt": PROMPT, "n": 1, "max_tokens": 3, "use_beam_search": True, "logprobs": 5, "top_k": -1, "stop": []}
+    status, answer = post(server, "/v1/completions", body)
+    assert status == 200, answer
+    assert [len(each) for each in answer["choices"][0]["logprobs"]["top_logprobs"]] == [5, 5, 5]
+
+
+def test_a_search_is_one_request_in_metrics(server: Server) -> None:
+    def ended() -> float:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+
+    before = ended()
+    status, _ = post(server, "/v1/completions", {"prompt": PROMPT, "n": 3, "max_tokens": 8, "use_beam_search": True})
+    assert status == 200 and ended() == before + 1
+
+
 def test_beams_of_a_chat_are_its_choices(ai: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": CHATS[1], "max_completion_tokens": 12}
     beams = ai.chat.completions.create(**asked, n=2, extra_body={"use_beam_search": True})
@@ -75,7 +92,8 @@ def test_beams_of_a_chat_are_its_choices(ai: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("stream", True), ("top_k", 5), ("stop", ["x"]), ("response_format", {"type": "json_object"}), ("n", 11),
-     ("temperature", 0.5), ("tools", None)],
+     ("temperature", 0.5), ("tools", None),
+     ("thinking", {"type": "enabled", "budget_tokens": 5})],
 )  # fmt: skip
 def test_what_beam_search_does_not_look_at_is_refused(server: Server, field: str, value: Any) -> None:
     body: dict[str, Any] = {"messages": CHATS[0], "n": 2, "max_tokens": 4, "use_beam_search": True, field: value}
@@ -101,12 +119,16 @@ def test_several_conversations_have_the_answers_that_each_has_alone(server: Serv
         ]
     for name in ("prompt_tokens", "completion_tokens"):
         assert answer["usage"][name] == sum(each["usage"][name] for each in alone)
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in alone]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= sum(cached) > 0
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"messages": CHATS[0]}, "messages"), ({"messages": [[]]}, "messages"), ({"messages": []}, "messages"),
      ({"messages": CHATS, "n": 2}, "n"), ({"messages": CHATS, "stream": True}, "stream"),
+     ({"messages": [CHATS[0], [{"role": "user", "content": 5}]]}, "messages.1"),
+     ({"messages": CHATS, "return_token_ids": True}, "return_token_ids"),
      ({"messages": CHATS * 100}, "messages")],
 )  # fmt: skip
 def test_a_wrong_batch_names_its_field(server: Server, fields: dict[str, Any], param: str) -> None:

@@ -56,9 +56,13 @@ async def read_body(http: HttpRequest, model: type[Model], any_type: bool = Fals
     return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE_BODY else _parse(raw, model)
 
 
-async def read_object(http: HttpRequest) -> dict[str, Any]:
-    """Reads a body of any route; what that route reads of it afterwards is the same. Raises as read_body()."""
-    return _decode(await _read(http, any_type=False))
+async def read_field_names(http: HttpRequest) -> frozenset[str]:
+    """Reads the names of a body's fields; the route that it is for reads the body again. Raises as read_body()."""
+    raw = await _read(http, any_type=False)
+    try:
+        return frozenset(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from None
 
 
 async def _read(http: HttpRequest, any_type: bool) -> bytes:

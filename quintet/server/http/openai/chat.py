@@ -42,6 +42,11 @@ from quintet.server.http.usage import RequestUsage, Usage, set_request_name, usa
 
 router = APIRouter()
 
+_OF_ONE_CHAT = (
+    "stream", "use_beam_search", "prompt_logprobs", "return_prompt_text", "return_token_ids",
+    "kv_transfer_params",
+)  # fmt: skip
+
 
 @router.post("/v1/chat/completions")
 @documents_route(body=ChatRequest, answer=ChatCompletion, stream=ChatChunk)
@@ -79,29 +84,28 @@ async def create_chat_completions(http: HttpRequest) -> Response:
         raise invalid_field("messages", 'must be a list of lists of messages: [[{"role": "user", "content": "Hi"}]]')
     if len(chats) > most:
         raise invalid_field("messages", f"holds {len(chats)} conversations, and the server takes {most}; send several")
-    for name in ("stream", "use_beam_search"):
-        if getattr(body, name):
+    for name in _OF_ONE_CHAT:
+        if getattr(body, name) not in (None, False):
             raise invalid_field(name, "is not there for several conversations; send each to /v1/chat/completions")
     if (body.n or 1) != 1:
         raise invalid_field("n", "must be 1 for several conversations: each has one choice")
-    prepared = [
-        await prepare(_chat_input(service, body.model_copy(update={"messages": each})), chat_model(service))
-        for each in chats
-    ]
+    prepared = []
+    for number, each in enumerate(chats):
+        chat = _chat_input(service, body.model_copy(update={"messages": each}), f"messages.{number}")
+        prepared.append(await prepare(chat, chat_model(service)))
     asks = [PromptRequest.of(each, body.priority) for each in prepared]
     tally = usage_of(http)
     tally.count_prompts(asks)
-    answer_each = [_ChatAnswer(service, body, each, tally) for each in prepared]
+    writers = [_ChatAnswer(service, body, each, tally) for each in prepared]
 
     async def read(call: EngineCall) -> ChatCompletion:
         outputs = await call.run_between(answers(call, asks))
-        whole = [await each.completion([output]) for each, output in zip(answer_each, outputs, strict=True)]
-        for index, each in enumerate(whole):
-            each.choices[0].index = index
-        return msgspec.structs.replace(
-            whole[-1], choices=[choice for each in whole for choice in each.choices], prompt_token_ids=UNSET,
-            prompt_text=UNSET, prompt_logprobs=UNSET, kv_transfer_params=UNSET,
-        )  # fmt: skip
+        whole = [await each.completion([outputs[at]], at) for at, each in enumerate(writers)]
+        for at, each in enumerate(whole):
+            each.choices[0].index = at
+        thought = [each.num_reasoning_tokens for each in writers]
+        usage = tally.usage(None if None in thought else sum(each or 0 for each in thought))
+        return msgspec.structs.replace(whole[0], choices=[each.choices[0] for each in whole], usage=usage)
 
     return await read_response(service, http, asks, read, waits=True)
 
@@ -119,7 +123,7 @@ def _params(service: AppState, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
-def _chat_input(service: AppState, body: ChatRequest) -> ChatInput:
+def _chat_input(service: AppState, body: ChatRequest, messages: str = "messages") -> ChatInput:
     params = _params(service, body)
     params.structured_outputs, form = format_of_body(body)
     tool_choice = read_tools(body.tools, body.tool_choice)
@@ -138,7 +142,7 @@ def _chat_input(service: AppState, body: ChatRequest) -> ChatInput:
         thinking=thinking._replace(visible=body.include_reasoning is not False),
         add_special_tokens=bool(body.add_special_tokens),
         cache_salt=body.cache_salt,
-        names=FieldNames(format=form),
+        names=FieldNames(messages, form),
     )
 
 
@@ -156,9 +160,10 @@ class _ChatAnswer:
         by_id = bool(body.return_tokens_as_token_ids)
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
 
-    async def completion(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+    async def completion(self, outputs: Sequence[RequestOutput], number: int = 0) -> ChatCompletion:
+        """`number`: of the call's prompt."""
         [output] = outputs
-        self._tally.count_output(0, output)
+        self._tally.count_output(number, output)
         choices = [await self._choice(each) for each in output.outputs]
         answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
         if self._body.return_token_ids:
@@ -191,10 +196,15 @@ class _ChatAnswer:
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
 
-    def _usage(self) -> Usage:
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Reasoning tokens of all choices; None if they are not counted."""
         thought = [speech.num_reasoning_tokens for speech in self._output_parsers]
         counts = [each for each in thought if each is not None]
-        return self._tally.usage(sum(counts) if len(counts) == len(thought) else None)
+        return sum(counts) if len(counts) == len(thought) else None
+
+    def _usage(self) -> Usage:
+        return self._tally.usage(self.num_reasoning_tokens)
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
         options = self._body.stream_options

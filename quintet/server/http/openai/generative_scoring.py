@@ -17,7 +17,7 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.body import Body, read_body
-from quintet.server.http.inputs.prompts import PromptReader, need_tokenizer, run_in_thread
+from quintet.server.http.inputs.prompts import PromptReader, run_in_thread
 from quintet.server.http.inputs.sampling_params import checked_params, invalid_field
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, whole_response
@@ -98,6 +98,9 @@ def _params(service: AppState, body: GenerativeScoringRequest) -> SamplingParams
         raise invalid_field("items", f"must be 1 to {most} texts, not {len(body.items)}; send several requests")
     if not body.label_token_ids:
         raise invalid_field("label_token_ids", "is empty; give the tokens that may be next")
+    mode = service.backend.model_info.logprobs_mode
+    if body.apply_softmax is False and not mode.endswith("logprobs"):
+        raise invalid_field("apply_softmax", f"must be true here: logprobs_mode={mode!r} gives no probabilities")
     fields: dict[str, Any] = {
         "max_tokens": 1, "logprobs": 0, "logprob_token_ids": list(dict.fromkeys(body.label_token_ids)),
         "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -113,8 +116,12 @@ async def _prompts(service: AppState, body: GenerativeScoringRequest, params: Sa
         if not isinstance(each, str) and not (isinstance(each, list) and all(type(token) is int for token in each)):
             raise invalid_field(name, "must be text, or a list of token ids")
 
+    tokenizer = service.backend.tokenizer
+    if tokenizer is None and any(isinstance(each, str) for each in (body.query, *body.items)):
+        raise invalid_field("query", "and items must be lists of token ids: the engine has no tokenizer")
+
     def ids(text: str | list[int], special: bool) -> list[int]:
-        return need_tokenizer(service).encode(text, special) if isinstance(text, str) else text
+        return tokenizer.encode(text, special) if tokenizer is not None and isinstance(text, str) else text  # type: ignore[return-value]
 
     def read() -> list[Prompt]:
         query, found = ids(body.query, body.add_special_tokens is not False), []

@@ -108,7 +108,9 @@ UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
         "the server loads them when it starts (--logits-processors); extra_args reaches them"
     ),
     "detokenize": UnsupportedField("answers are text; return_token_ids gives the ids, too", (True,)),
-    "early_stopping": UnsupportedField("beam search goes on until no candidate can be better; leave it out", (False,)),
+    "early_stopping": UnsupportedField(
+        "beam search ends when no other candidate can be better; leave it out", (False,)
+    ),
     "ec_transfer_params": UnsupportedField(_TEXT, ({},)),
     "mm_processor_kwargs": UnsupportedField(_TEXT, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT, ({},)),
