@@ -1,0 +1,1 @@
+"""The parts of scripts/train_bundled_vision.py: pictures, talks about them, the training and the model card."""
