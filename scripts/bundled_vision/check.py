@@ -80,10 +80,7 @@ def measured(folder: Path, questions: Sequence[Question], show: int = 0) -> tupl
 
 def held_out(folder: Path, count: int, show: int = 0) -> dict[str, tuple[int, int]]:
     """Returns (right, asked) by kind of question."""
-    sets: dict[str, Callable[[], list[Question]]] = {
-        kind: lambda kind=kind: fresh(kind, count)
-        for kind in ASKED  # type: ignore[misc]
-    }
+    sets: dict[str, Callable[[], list[Question]]] = {kind: lambda kind=kind: fresh(kind, count) for kind in ASKED}
     if FONTS.is_dir():
         fonts = tuple(str(file) for file in sorted(FONTS.glob("DejaVu*.ttf")) if "Math" not in file.name)
         sets["digit, in 21 fonts that training did not see"] = lambda: fresh("digit", count, fonts)

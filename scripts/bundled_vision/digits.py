@@ -100,7 +100,7 @@ def segmented(digit: int, rng: Random) -> Image.Image:
 
 @lru_cache(maxsize=64)
 def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(file, size) if file else ImageFont.load_default(size)  # type: ignore[return-value]
+    return ImageFont.truetype(file, size) if file else ImageFont.load_default(size)
 
 
 def printed(digit: int, rng: Random, file: str = "") -> Image.Image:

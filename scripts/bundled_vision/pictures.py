@@ -155,16 +155,16 @@ def backdrop(size: tuple[int, int], rng: Random) -> tuple[Image.Image, str, list
         colour = colour_of(name, rng)
     if style < 0.12:  # a pale colour, which has no name here
         pale = colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.06, 0.3), rng.uniform(0.75, 1))
-        colour, name = tuple(round(part * 255) for part in pale), ""  # type: ignore[assignment]
+        colour, name = tuple(round(part * 255) for part in pale), ""
     image = Image.new("RGB", size, colour)
     if style > 0.9:  # from one shade to another
-        other: RGB = tuple(max(0, min(255, part + rng.randint(-50, 50))) for part in colour)  # type: ignore[assignment]
+        other: RGB = tuple(max(0, min(255, part + rng.randint(-50, 50))) for part in colour)
         ramp = Image.linear_gradient("L").rotate(rng.choice((0, 90, 180, 270))).resize(size)
         image.paste(other, (0, 0, *size), ramp)
         return image, "", [colour, other]
     if style > 0.84:  # lines of paper
         pen, gap = ImageDraw.Draw(image), max(6, round(min(size) * rng.uniform(0.06, 0.15)))
-        line: RGB = tuple(part - 45 if part > 100 else part + 45 for part in colour)  # type: ignore[assignment]
+        line: RGB = tuple(part - 45 if part > 100 else part + 45 for part in colour)
         for at in range(gap, size[1], gap):
             pen.line((0, at, size[0], at), fill=line)
         if rng.random() < 0.5:
