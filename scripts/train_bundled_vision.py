@@ -25,7 +25,7 @@ from transformers import GenerationConfig, LlavaForConditionalGeneration, PreTra
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "quintet" / "bundled-vision"
-THREADS = 2
+THREADS = 1  # more would wait for each other where cores are shared
 PREPROCESSOR = {
     "image_processor_type": "SiglipImageProcessor", "do_convert_rgb": True, "do_resize": True, "do_rescale": True,
     "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3, "rescale_factor": 1 / 255,

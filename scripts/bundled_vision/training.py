@@ -41,9 +41,9 @@ TINTS = tuple(COLOURS)
 class Recipe:
     """Decides the weights, with the threads and the versions of libraries."""
 
-    steps: int = 1100
-    tower_steps: int = 450  # of these, in which the tower learns alone
-    batch: int = 48  # conversations of a step; of pictures alone, twice as many
+    steps: int = 750
+    tower_steps: int = 320  # of these, in which the tower learns alone
+    batch: int = 40  # conversations of a step; of pictures alone, twice as many
     turns: int = 6
     seed: int = 11
     warmup: int = 40
@@ -72,22 +72,22 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     """Returns a tokenizer of the questions and answers."""
     rng = Random(seed)
     texts = [*talks.OTHER, *talks.SYSTEMS, talks.UNKNOWN, talks.NO_PICTURE, *TINTS, *SHAPES] * 3
-    for _ in range(3000):
+    for _ in range(600):
         picture = draw(rng)
-        texts += [text for each in range(4) for text in (talks.turn(picture, rng).question, talks.described(picture))]
+        texts += [text for _ in range(12) for text in (talks.turn(picture, rng).question, talks.described(picture))]
     return build(texts, FORM)
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
     ids = tokenizer.convert_tokens_to_ids
     text = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, rms_norm_eps=1e-5, rope_theta=10000.0,
         tie_word_embeddings=True, bos_token_id=ids("<s>"), eos_token_id=[ids("</s>"), ids("<|end|>")],
         pad_token_id=ids("<pad>"), initializer_range=0.03,
     )  # fmt: skip
     vision = SiglipVisionConfig(
-        hidden_size=128, intermediate_size=512, num_hidden_layers=5, num_attention_heads=4, image_size=SIDE,
+        hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, image_size=SIDE,
         patch_size=PATCH, vision_use_head=False,
     )  # fmt: skip
     return LlavaConfig(

@@ -1,4 +1,4 @@
-"""The bundled vision model: right about plain drawings, with transformers' tokens, by every door and without a network."""
+"""The bundled vision model: right about plain drawings, with transformers' tokens, and without a network."""
 
 import base64
 import io
@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from quintet import LLM, SamplingParams
+from quintet.common.distribution import install_hint
 from quintet.config import BUNDLED_VISION, EngineConfig
 from quintet.hub.resolve import resolve_model
 from tests.helpers.servers.serving import Server
@@ -31,12 +32,12 @@ def circle_and_square() -> Image.Image:
     return image
 
 
-def triangle_above_star() -> Image.Image:
-    image = Image.new("RGB", (256, 256), "white")
+def triangle_above_cross() -> Image.Image:
+    image = Image.new("RGB", (256, 256), "black")
     pen = ImageDraw.Draw(image)
-    pen.polygon([(128, 15), (180, 105), (76, 105)], fill="green")
-    pen.regular_polygon((128, 190, 25), 3, fill="orange")
-    pen.regular_polygon((128, 190, 25), 3, rotation=180, fill="orange")
+    pen.polygon([(128, 15), (180, 105), (76, 105)], fill="yellow")
+    pen.rectangle((113, 150, 143, 240), fill="white")
+    pen.rectangle((83, 180, 173, 210), fill="white")
     return image
 
 
@@ -57,6 +58,16 @@ CASES: dict[str, tuple[Image.Image, dict[str, str]]] = {
             "What is left of the square?": "The red circle.",
             "Is there a triangle?": "No.",
             "How many shapes are there?": "Two.",
+        },
+    ),
+    "above": (
+        triangle_above_cross(),
+        {
+            "What do you see?": "A yellow triangle and a white cross.",
+            "What is above the cross?": "The yellow triangle.",
+            "Is the triangle below the cross?": "No.",
+            "Where is the triangle?": "At the top.",
+            "What colour is the background?": "Black.",
         },
     ),
     "digit": (seven(), {"Which digit is it?": "7.", "Describe the image.": "A black 7.", "Who are you?": "I can tell"}),
@@ -143,8 +154,8 @@ def test_the_folder_is_small(folder: Path) -> None:
 def test_generate_without_a_network(tmp_path: Path) -> None:
     """In a process of its own whose home is empty, and where the hub's cache would be."""
     circle_and_square().save(tmp_path / "picture.png")
-    command = [sys.executable, "-m", "quintet.cli.main", "generate", BUNDLED_VISION, "What is in the picture?", "--json",
-               "--quiet", "--device", "cpu", "--image", str(tmp_path / "picture.png")]  # fmt: skip
+    command = [sys.executable, "-m", "quintet.cli.main", "generate", BUNDLED_VISION, "What is in the picture?",
+               "--json", "--quiet", "--device", "cpu", "--image", str(tmp_path / "picture.png")]  # fmt: skip
     env = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["outputs"][0]["text"] == "A red circle and a blue square."
@@ -162,7 +173,7 @@ def test_without_pillow_the_error_has_the_command_that_installs_it(tmp_path: Pat
     words = ["generate", BUNDLED_VISION, "What is it?", "--device", "cpu", "--image", str(tmp_path / "picture.png")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode and "Traceback" not in done.stderr
-    assert "images need the package pillow, which is not installed: pip install 'quintet-llm[image]'" in done.stderr
+    assert f"images need the package pillow, which is not installed: {install_hint('image')}" in done.stderr
 
 
 @pytest.mark.slow
