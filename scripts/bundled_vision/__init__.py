@@ -1,1 +1,1 @@
-"""The parts of scripts/train_bundled_vision.py: pictures, talks about them, the training and the model card."""
+"""The training of quintet/bundled-vision by train.py: pictures, talks about them, and the model card."""

@@ -72,7 +72,7 @@ before the text of its message. An answer ends with `<|end|>`.
 
 ## How it was made
 
-`python scripts/train_bundled_vision.py` draws the pictures with Pillow, asks about them and trains: {tower_steps} steps
+`python scripts/bundled_vision/train.py` draws the pictures with Pillow, asks about them and trains: {tower_steps} steps
 of {pictures} pictures in which the tower (SigLIP's, {layers} layers, patches of {patch} pixels) learns what lies under
 each of its patches, and {talk_steps} steps of {batch} conversations for the whole model. Digits are of Pillow's own
 font, of strokes with the wobble of a hand, or of seven segments. Python {python}, torch {torch},

@@ -1,9 +1,9 @@
 """Trains the model in quintet/bundled-vision from pictures that this script draws.
 
     pip install -e '.[dev]'
-    python scripts/train_bundled_vision.py           # about half an hour on two CPU cores
-    python scripts/train_bundled_vision.py --steps 40 --output /tmp/vision   # a smoke run
-    python scripts/train_bundled_vision.py --card    # measures the folder again and rewrites its model card
+    python scripts/bundled_vision/train.py           # about half an hour on two CPU cores
+    python scripts/bundled_vision/train.py --steps 40 --output /tmp/vision   # a smoke run
+    python scripts/bundled_vision/train.py --card    # measures the folder again and rewrites its model card
 
 Seed, threads and versions of torch and Pillow are meant to decide the weights; a second run has not been made.
 """
@@ -19,11 +19,14 @@ import tempfile
 from pathlib import Path
 
 import torch
-from bundled_vision import card
-from bundled_vision.training import CYCLES, PATCH, SIDE, Recipe, build_tokenizer, train
 from transformers import GenerationConfig, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from bundled_vision import card  # noqa: E402  the path is set first, so that the script runs by itself
+from bundled_vision.training import CYCLES, PATCH, SIDE, Recipe, build_tokenizer, train  # noqa: E402
+
 FOLDER = ROOT / "quintet" / "bundled-vision"
 THREADS = 1  # more would wait for each other where cores are shared
 PREPROCESSOR = {
