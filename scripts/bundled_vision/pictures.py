@@ -32,6 +32,7 @@ NAMES = tuple(COLOURS)
 RGB = tuple[int, int, int]
 Point = tuple[float, float]
 SIDE = 96  # pixels of a side of what the model sees
+SHARES = (24, 34, 14, 12, 8, 8)  # of pictures with these things
 LEAST_CONTRAST = 90.0  # distance of a thing's colour from what is behind it, of 441
 
 
@@ -196,12 +197,12 @@ def _ambiguous(things: list[Thing]) -> bool:
     return max(dx, dy) < 0.2 or 0.75 < dx / max(dy, 1e-6) < 1.33
 
 
-def place(things: list[Thing], size: tuple[int, int], rng: Random) -> bool:
-    """Gives things boxes that do not overlap. Returns whether it could."""
+def place(things: list[Thing], size: tuple[int, int], rng: Random, least: float = 0.24) -> bool:
+    """Gives things boxes that do not overlap, of this part of the shorter side at least. Returns whether it could."""
     short = min(size)
     largest = {1: 0.9, 2: 0.48, 3: 0.4}[len(things)]
     for thing in things:
-        side = rng.uniform(0.24, largest) * short
+        side = rng.uniform(least, largest) * short
         stretch = rng.choice((1, 1, rng.uniform(0.75, 1.3))) if not thing.is_digit else 1
         thing.width, thing.height = side / size[0] * min(1, stretch), side / size[1] * min(1, 1 / stretch)
         thing.x = rng.uniform(thing.width / 2, 1 - thing.width / 2)
@@ -233,9 +234,10 @@ def worn(image: Image.Image, rng: Random) -> Image.Image:
     return image
 
 
-def draw(rng: Random, files: tuple[str, ...] = ()) -> Picture:
-    """Draws a picture. `files`: fonts of its digit; all ways to write one if there are none."""
-    layout = rng.choices(("s", "ss", "d", "sd", "ssd", "inside"), (24, 34, 14, 12, 8, 8))[0]
+def draw(rng: Random, files: tuple[str, ...] = (), easy: bool = False) -> Picture:
+    """Draws a picture. `files`: fonts of its digit; all ways to write one if there are none. `easy`: of one large
+    thing."""
+    layout = rng.choices(("s", "ss", "d", "sd", "ssd", "inside"), (45, 0, 55, 0, 0, 0) if easy else SHARES)[0]
     inside = layout == "inside"
     kinds = [rng.choice(tuple(ROOMY) if inside else SHAPES) for each in ("s" if inside else layout) if each == "s"]
     digit = [str(rng.randrange(10))] if inside or "d" in layout else []
@@ -261,7 +263,7 @@ def draw(rng: Random, files: tuple[str, ...] = ()) -> Picture:
         number.x, number.y = shape.x, shape.y
         number.width, number.height = shape.width * ROOMY[shape.kind], shape.height * ROOMY[shape.kind]
     else:
-        while not place(things, size, rng):
+        while not place(things, size, rng, 0.5 if easy else 0.24):
             pass
     for thing, colour in painted:
         paint(image, thing, colour, rng, files)

@@ -78,7 +78,9 @@ def shortened(recipe: Recipe, steps: int | None) -> Recipe:
     """Returns a recipe of so many steps, or as it is."""
     if not steps:
         return recipe
-    return dataclasses.replace(recipe, steps=steps, tower_steps=round(recipe.tower_steps / recipe.steps * steps))
+    part = steps / recipe.steps
+    tower, easy = round(recipe.tower_steps * part), round(recipe.easy_steps * part)
+    return dataclasses.replace(recipe, steps=steps, tower_steps=tower, easy_steps=easy)
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bundled.tokenizer import CONTROL, Form, build
-from bundled.training import encode, optimizers, rate
+from bundled.training import Muon, encode, rate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -41,8 +41,9 @@ TINTS = tuple(COLOURS)
 class Recipe:
     """Decides the weights, with the threads and the versions of libraries."""
 
-    steps: int = 750
-    tower_steps: int = 320  # of these, in which the tower learns alone
+    steps: int = 1800
+    tower_steps: int = 1100  # of these, in which the tower learns alone
+    easy_steps: int = 300  # of these, with one large thing in each picture
     batch: int = 40  # conversations of a step; of pictures alone, twice as many
     turns: int = 6
     seed: int = 11
@@ -54,7 +55,10 @@ class Recipe:
 
 
 # a second warm-up and decay over fresh pictures makes exact what the first leaves inexact
-CYCLES = (Recipe(), Recipe(steps=600, tower_steps=0, seed=12, patches=0.0, matrix_lr=0.012, other_lr=1e-3))
+CYCLES = (
+    Recipe(),
+    Recipe(steps=600, tower_steps=0, easy_steps=0, seed=12, patches=0.0, matrix_lr=0.012, other_lr=1e-3),
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class Drawn(Dataset):
     def __getitem__(self, step: int) -> Batch:
         recipe, rng = self.recipe, Random(f"{self.recipe.seed} {step}")
         if step < recipe.tower_steps:
-            pictures, rows = [draw(rng) for _ in range(2 * recipe.batch)], []
+            pictures, rows = [draw(rng, easy=step < recipe.easy_steps) for _ in range(2 * recipe.batch)], []
         else:
             talked = [self._talk(rng) for _ in range(recipe.batch)]
             pictures = [picture for found, _ in talked for picture in found]
@@ -177,8 +181,7 @@ class Seer(nn.Module):
         """Returns the losses of patches and of answers; that of answers is 0 without conversations."""
         whole = self.model.model
         tower = whole.vision_tower(as_input(batch.pixels), output_hidden_states=True).hidden_states[-1]
-        patches = F.cross_entropy(self.kinds(tower).flatten(0, 1), batch.kinds.flatten())
-        patches = patches + F.cross_entropy(self.tints(tower).flatten(0, 1), batch.tints.flatten())
+        patches = _loss(self.kinds(tower), batch.kinds) + _loss(self.tints(tower), batch.tints)
         if not batch.input_ids.numel():
             return patches, torch.zeros(())
         embeds = whole.get_input_embeddings()(batch.input_ids)
@@ -188,6 +191,25 @@ class Seer(nn.Module):
         hidden = whole.language_model(inputs_embeds=embeds, use_cache=False).last_hidden_state
         learned = batch.labels != -100
         return patches, F.cross_entropy(self.model.lm_head(hidden[learned]), batch.labels[learned])
+
+
+def _loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Returns the cross-entropy of patches; those with nothing under them count less."""
+    losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+    weights = 0.15 + 0.85 * (wanted.flatten() > 0).float()
+    return (losses * weights).sum() / weights.sum()
+
+
+def _optimizers(seer: Seer, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    others = []
+    for name, parameter in seer.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        else:
+            others.append(parameter)
+    muon = Muon(list(shapes.values()), lr=recipe.matrix_lr, weight_decay=recipe.weight_decay)
+    return muon, torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[Batch]:
@@ -204,7 +226,7 @@ def train(
     """Trains a new model, or goes on with `start`."""
     torch.manual_seed(recipe.seed)
     seer = Seer(start or LlavaForConditionalGeneration(model_config(tokenizer))).train()
-    muon, adam = optimizers(seer, recipe)
+    muon, adam = _optimizers(seer, recipe)
     seen, said, began = 0.0, 0.0, time.time()
     for step, batch in enumerate(batches(tokenizer, recipe)):
         for group in muon.param_groups:
