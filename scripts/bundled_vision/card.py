@@ -33,15 +33,14 @@ photographs.
 
 It was trained on drawings of one or two shapes ({shapes}), of a digit, or of both, in ten colours
 ({colours}). It says what is in a picture,
-names colours, shapes, the digit and the colour of the background, counts shapes, says whether something is there, and
-which thing is left of, right of, above or below another:
+names colours, shapes, the digit and the colour of the background, counts shapes, and says whether something is there.
+Which thing is left of, right of, above or below another it says wrongly in two of five pictures:
 
 | question | answer |
 |---|---|
 | What is in the picture? | A red circle and a blue square. |
 | What colour is the triangle? | Green. |
 | Which digit is it? | 7. |
-| What is left of the square? | The red circle. |
 | Is there a star? | No. |
 
 Other questions get "{unknown}"
