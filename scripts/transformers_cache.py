@@ -2,7 +2,7 @@
 
     python scripts/transformers_cache.py
 
-To be run after a change of quintet/bundled, quintet/bundled-embed or of the form of readings; a test says so.
+To be run after a change of quintet/bundled, bundled-embed, bundled-vision or of the form of readings; a test says so.
 """
 
 import json

@@ -95,6 +95,7 @@ def contents(wheel: Path) -> None:
     wanted = (
         "quintet/bundled/model.safetensors",
         "quintet/bundled-embed/model.safetensors",
+        "quintet/bundled-vision/model.safetensors",
         "quintet/server/page/index.html",
     )
     lacking = [name for name in wanted if name not in names]

@@ -5,7 +5,16 @@ from quintet.config.engine import EngineConfig
 from quintet.config.expert_parallel import EPLBConfig
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
-from quintet.config.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
+from quintet.config.model import (
+    BUNDLED,
+    BUNDLED_EMBED,
+    BUNDLED_VISION,
+    GENERATION_DEFAULTS,
+    INSIDE,
+    ONLINE,
+    SCHEMES,
+    WRITTEN,
+)
 from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
 from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
@@ -20,6 +29,7 @@ __all__ = [
     "AUTO",
     "BUNDLED",
     "BUNDLED_EMBED",
+    "BUNDLED_VISION",
     "GENERATION_DEFAULTS",
     "INSIDE",
     "UNSUPPORTED",

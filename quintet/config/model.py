@@ -23,7 +23,8 @@ WRITTEN = {
 }  # fmt: skip
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 BUNDLED_EMBED = "bundled-embed"  # the one beside it, that makes vectors of texts
-INSIDE = (BUNDLED, BUNDLED_EMBED)  # names of models, and of their folders
+BUNDLED_VISION = "bundled-vision"  # the one that answers questions about pictures
+INSIDE = (BUNDLED, BUNDLED_EMBED, BUNDLED_VISION)  # names of models, and of their folders
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -58,7 +59,7 @@ class ModelOptions:
     model: str = option(
         BUNDLED,
         text,
-        "folder, Hugging Face hub id, 'bundled' or 'bundled-embed'",
+        "folder, Hugging Face hub id, 'bundled', 'bundled-embed' or 'bundled-vision'",
         group="model",
         flags=("-m",),
         accepts=PATH,

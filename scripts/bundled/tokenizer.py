@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -20,14 +21,23 @@ PIECES = r"\p{L}+|\d|[^\p{L}\d]+"
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
-def split() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(Regex(PIECES), "isolated")
+@dataclass(frozen=True)
+class Form:
+    """Sizes and names of a tokenizer."""
+
+    vocab_size: int = VOCAB_SIZE
+    pieces: str = PIECES  # regular expression of what merges stay within
+    control: tuple[str, ...] = CONTROL
+    template: Path = TEMPLATE
+
+    def split(self) -> pre_tokenizers.PreTokenizer:
+        return pre_tokenizers.Split(Regex(self.pieces), "isolated")
 
 
-def learn_merges(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
+def learn_merges(texts: Iterable[str], size: int, form: Form) -> tuple[list[str], list[tuple[str, str]]]:
     """The learnt vocabulary in order of age, and its merges."""
     draft = Tokenizer(models.BPE())
-    draft.pre_tokenizer = split()
+    draft.pre_tokenizer = form.split()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         initial_alphabet=PRINTABLE,
@@ -41,25 +51,25 @@ def learn_merges(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple
     return vocab, [tuple(merge) for merge in model["merges"]]
 
 
-def build(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def build(texts: Iterable[str], form: Form = Form()) -> PreTrainedTokenizerFast:
     """Control tokens first, then the 256 bytes, then what was learnt; nothing normalises, so every text comes back."""
-    reserved = (*CONTROL, *MARKS, *BYTES)
-    learnt, merges = learn_merges(texts, VOCAB_SIZE - len(reserved))
+    reserved = (*form.control, *MARKS, *BYTES)
+    learnt, merges = learn_merges(texts, form.vocab_size - len(reserved), form)
     vocab = {token: index for index, token in enumerate((*reserved, *learnt))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, fuse_unk=False))
-    tokenizer.pre_tokenizer = split()
+    tokenizer.pre_tokenizer = form.split()
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", vocab["<s>"])]
     )
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in form.control])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-        chat_template=TEMPLATE.read_text(),
+        chat_template=form.template.read_text(),
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
         padding_side="left",

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "MODEL", nargs="?", help="folder, Hugging Face hub id or 'bundled-embed'; the bundled chat model if not given"
+        "MODEL",
+        nargs="?",
+        help="folder, Hugging Face hub id, 'bundled-embed' or 'bundled-vision'; the bundled chat model if not given",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of flags without their dashes; flags come before it"

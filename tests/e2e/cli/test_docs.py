@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 from quintet.cli import main as cli
 from quintet.config.schema.flags import Parser
@@ -26,7 +27,7 @@ PAGES = (
     "examples/*/README.md",
     "quintet/bundled/README.md",
 )
-SHOWS = {"README.md": 3, "docs/python.md": 6}  # page -> lines that show what is printed
+SHOWS = {"README.md": 3, "docs/images.md": 2, "docs/python.md": 6}  # page -> lines that show what is printed
 SERVED = "http://127.0.0.1:8000"  # where the pages say that the server is
 EMBEDDED = "http://127.0.0.1:8001"  # and the one of `quintet serve bundled-embed`
 INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
@@ -64,7 +65,6 @@ ELSEWHERE = {  # words of a line that is parsed here, and run there
 }
 PYTHON_ELSEWHERE = {
     "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
-    "docs/images.md": "tests/e2e/media/test_chats.py: it needs a model that takes images",
     "docs/encoder-decoders.md": "tests/e2e/families/test_encoder_decoders_served.py: it needs a BART model",
     "docs/speech.md": "tests/e2e/speech/test_served.py: it needs a Whisper model",
     "docs/ollama.md": "ollama may not be installed: tests/server/http/ollama/test_clients.py",
@@ -172,6 +172,7 @@ def test_a_line_of_the_shell_runs(
         url = request.getfixturevalue("server").url
         words = [url if word == SERVED else word for word in words] + ["--url", url] * ("--url" not in words)
     monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 48), "white").save(tmp_path / "picture.png")
     (tmp_path / "notes.txt").write_text("Tea at four.\ncp a b duplicates a file\n")
     (tmp_path / "in.jsonl").write_text(
         next(each.text for each in BLOCKS if each.page == "docs/client-commands.md" and "POST" in each.text)
