@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
-from quintet.engine.processes.model_info import ModelInfo
 from quintet.lora.request import LoRAReference
 from quintet.outputs import RequestOutput, child_ids
 from quintet.pooling_params import PoolingParams
-from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.sampling_params import SamplingParams
 from quintet.server.backend import SubmitRequest
+from quintet.server.http.call_cost import LOGPROB_BYTES, MAX_TEXTS, cost_of
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.middleware.auth import key_of
@@ -35,10 +35,8 @@ T = TypeVar("T")
 STRUCTURED_OUTPUTS = "structured_outputs"  # begins errors that are the fault of a request's grammar
 ADAPTER = "the adapter '"  # begins errors of a request whose adapter cannot be read any more
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
-MAX_TEXTS = 256  # of one call that become numbers at once, where they are short
 MAX_STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
-NUMBERS_PER_LOGPROB = 16  # of an answer that take as much memory as a log-probability
-_OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
+_OUTPUT = 600  # bytes of memory that an output takes besides its text
 
 _request_numbers = itertools.count()
 _ANY_PROMPT = Prompt([0])  # in the place of one that the engine has
@@ -107,7 +105,7 @@ class EngineCall:
         self._entries: dict[int, int | None] = {}  # answer()'s number -> its place in the record; others have their own
         self._begun = 0  # asks that came to the engine
         self._peeked: tuple[int, RequestOutput] | None = None
-        self._size = _cost_of(asks, service.backend.model_info, streamed=http is not None)
+        self._size = cost_of(asks, service.backend.model_info, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._side_task: asyncio.Task[Any] | None = None
@@ -251,7 +249,7 @@ class EngineCall:
         Raises ApiError 429 where there is no room for its prompt.
         """
         assert not self._running
-        size = _cost_of([ask], self._service.backend.model_info, streamed=self._http is not None)
+        size = cost_of([ask], self._service.backend.model_info, streamed=self._http is not None)
         self._service.capacity.release(self._size, key_of(self.owner))
         self._size = RequestCost()  # what it holds if there is no room
         self._service.capacity.acquire(size, key_of(self.owner))
@@ -371,37 +369,7 @@ class EngineCall:
 def _output_bytes(output: RequestOutput) -> int:
     """Returns about how many bytes an output takes while it waits."""
     experts = sum(each.routed_experts.nbytes for each in output.outputs if each.routed_experts is not None)
-    texts = sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
+    texts = sum(
+        _OUTPUT + len(each.text) + LOGPROB_BYTES * sum(map(len, each.logprobs or ())) for each in output.outputs
+    )
     return texts + experts
-
-
-def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
-    """Returns the cost of a call. Outputs of a stream are sent as they come; others are held until the end."""
-    completions = tokens = logprobs = 0
-    for prompt, params, _, _, pooling in asks:
-        length = len(prompt.token_ids)
-        room = served.max_model_len - length
-        most = room if params.max_tokens is None else min(params.max_tokens, room)
-        passing = streamed and params.output_kind is RequestOutputKind.DELTA
-        of_output = _num_logprobs(params.num_logprobs, served) * (1 if passing else most)
-        completions, tokens = completions + params.n, tokens + prompt.num_tokens
-        if pooling is not None:
-            logprobs += _num_values(pooling, served, length) // NUMBERS_PER_LOGPROB + 1
-        logprobs += params.n * (length + most) * served.expert_bytes // _LOGPROB  # 0 unless they are returned
-        logprobs += params.n * (of_output + _num_logprobs(params.prompt_logprobs, served) * length)
-    if asks and asks[0].pooling is not None:
-        completions = min(completions, MAX_TEXTS)
-    return RequestCost(completions, tokens, logprobs)
-
-
-def _num_values(params: PoolingParams, served: ModelInfo, length: int) -> int:
-    """Numbers of an answer, which are held until all are there."""
-    assert served.pooling is not None
-    embeds = params.task in ("embed", "token_embed")
-    width = (params.dimensions or served.pooling.width) if embeds else max(len(served.labels), 1)
-    return width * (length if params.of_tokens else 1)
-
-
-def _num_logprobs(num: int | None, served: ModelInfo) -> int:
-    """Log-probabilities of one position, that of its own token among them."""
-    return 0 if num is None else 1 + (served.vocab_size if num == -1 else num)
