@@ -94,7 +94,7 @@ ALSO = {
     "marian": "Helsinki-NLP's OPUS-MT",
     "mbart": "mBART-50",
     "moonshine": "tiny and base, in all languages; not the streaming models ([speech.md](speech.md#moonshine))",
-    "whisper": "all sizes, `.en`; CTranslate2's folders, too ([speech.md](speech.md))",
+    "whisper": "all sizes, `.en`; CTranslate2's folders and whisper.cpp's files, too ([speech.md](speech.md))",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",
 }
 # what a report shows first of families that give hidden states alone

@@ -6,90 +6,83 @@ Source: whisper.cpp's models/convert-h5-to-ggml.py and src/whisper.cpp (order of
 import json
 import struct
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from quintet.gguf.whisper_cpp import MAGIC, MODULES, OUTER, letters_of_bytes
 from quintet.model_loader.ctranslate2 import config_of, generation_config_of, state_dict_of
 
-MAGIC, F32, F16, Q8_0 = 0x67676D6C, 0, 1, 8
-FILE_TYPES = {"float32": 1, "int8": 2007}  # of whisper.cpp's header: a kind, and 1,000 times the version of its blocks
+F16, Q8_0 = GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
+FORMS = {"float32": F16, "int8": Q8_0}  # as whisper.cpp's files are published for a form
+FTYPES = {F16: 1, Q8_0: 2007}  # of the header: a type, and 1,000 times the version of its blocks
 PLAIN = ("conv1.bias", "conv2.bias", "positional_embedding")  # stay float32, as whisper.cpp's quantize leaves them
-MODULES = {
-    "self_attn.k_proj": "attn.key", "self_attn.q_proj": "attn.query", "self_attn.v_proj": "attn.value",
-    "self_attn.out_proj": "attn.out", "self_attn_layer_norm": "attn_ln", "encoder_attn.k_proj": "cross_attn.key",
-    "encoder_attn.q_proj": "cross_attn.query", "encoder_attn.v_proj": "cross_attn.value",
-    "encoder_attn.out_proj": "cross_attn.out", "encoder_attn_layer_norm": "cross_attn_ln", "fc1": "mlp.0",
-    "fc2": "mlp.2", "final_layer_norm": "mlp_ln",
-}  # fmt: skip
-OUTER = {
-    "encoder.layer_norm": "encoder.ln_post", "decoder.layer_norm": "decoder.ln",
-    "decoder.embed_tokens": "decoder.token_embedding",
-}  # fmt: skip
+NAMES = {module: name for name, module in {**MODULES, **OUTER}.items()}
 
 
 def ggml(folder: Path, form: str, target: Path) -> Path:
-    """Writes whisper.cpp's file: as it is published, in float16, or Q8_0 for int8."""
-    config, tensors = config_of(folder), state_dict_of(folder)
+    """Writes a CTranslate2 folder's model as whisper.cpp's file."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    bytes_of = {letter: byte for byte, letter in letters_of_bytes().items()}
+    texts = [text for text in sorted(vocabulary, key=vocabulary.__getitem__) if not text.startswith("<|")]
+    tokens = [bytes(bytes_of[letter] for letter in text) for text in texts]
+    write_ggml(target, config_of(folder), state_dict_of(folder), tokens, FORMS[form])
+    return target
+
+
+def write_ggml(
+    target: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], tokens: Sequence[bytes],
+    kind: GGMLQuantizationType,
+) -> None:  # fmt: skip
+    """Writes whisper.cpp's file of a Whisper model by transformers' config and tensors; `tokens`: those of text."""
     sizes = (
         "vocab_size", "max_source_positions", "d_model", "encoder_attention_heads", "encoder_layers",
         "max_target_positions", "d_model", "decoder_attention_heads", "decoder_layers", "num_mel_bins",
     )  # fmt: skip
     with target.open("wb") as out:
-        _integers(out, MAGIC, *(config[name] for name in sizes), FILE_TYPES[form])
+        out.write(MAGIC)
+        _integers(out, *(config[name] for name in sizes), FTYPES.get(kind, 2000 + kind))
         filters = np.asarray(WhisperFeatureExtractor(feature_size=config["num_mel_bins"]).mel_filters).T
         _integers(out, *filters.shape)
         out.write(np.ascontiguousarray(filters, np.float32).tobytes())
-        _write_vocabulary(out, folder / "tokenizer.json")
+        _integers(out, len(tokens))
+        for token in tokens:
+            _integers(out, len(token))
+            out.write(token)
         for name, tensor in tensors.items():
             if not name.startswith("proj_out"):
-                _write_tensor(out, _ggml_name(name), tensor.float().numpy(), form)
-    return target
+                _write_tensor(out, _ggml_name(name), tensor.float().numpy(), kind)
 
 
 def _integers(out: BinaryIO, *numbers: int) -> None:
     out.write(struct.pack(f"<{len(numbers)}i", *numbers))
 
 
-def _write_vocabulary(out: BinaryIO, tokenizer: Path) -> None:
-    """Writes the bytes of all tokens but the special ones, which whisper.cpp knows."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    of_sign = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    vocabulary = json.loads(tokenizer.read_text())["model"]["vocab"]
-    texts = [text for text in sorted(vocabulary, key=vocabulary.__getitem__) if not text.startswith("<|")]
-    _integers(out, len(texts))
-    for text in texts:
-        encoded = bytes(of_sign[sign] for sign in text)
-        _integers(out, len(encoded))
-        out.write(encoded)
-
-
 def _ggml_name(name: str) -> str:
     """Returns whisper.cpp's name of a tensor of transformers'."""
     stem, last = name.removeprefix("model.").rsplit(".", 1)
     if stem.endswith("embed_positions"):
-        return stem.replace("embed_positions", "positional_embedding")
+        return NAMES[stem]
     if ".layers." not in stem:
-        return f"{OUTER.get(stem, stem)}.{last}"
+        return f"{NAMES[stem]}.{last}"
     part, _, layer, module = stem.split(".", 3)
-    return f"{part}.blocks.{layer}.{MODULES[module]}.{last}"
+    return f"{part}.blocks.{layer}.{NAMES[module]}.{last}"
 
 
-def _write_tensor(out: BinaryIO, name: str, numbers: np.ndarray[Any, Any], form: str) -> None:
+def _write_tensor(out: BinaryIO, name: str, numbers: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> None:
     if name.endswith(PLAIN[:2]):
         numbers = numbers[:, None]
-    kind, data = F32, np.ascontiguousarray(numbers, np.float32)
-    if numbers.ndim > 1 and not name.endswith(PLAIN):
-        if form == "int8" and numbers.ndim == 2:  # convolutions stay float16
-            kind, data = Q8_0, gguf.quants.quantize(data, gguf.GGMLQuantizationType.Q8_0)
-        else:
-            kind, data = F16, data.astype(np.float16)
-    encoded = name.encode()
+    if numbers.ndim < 2 or name.endswith(PLAIN):
+        kind = GGMLQuantizationType.F32
+    elif numbers.ndim > 2:  # convolutions
+        kind = F16
+    data, encoded = gguf.quants.quantize(np.ascontiguousarray(numbers, np.float32), kind), name.encode()
     _integers(out, numbers.ndim, len(encoded), kind, *reversed(numbers.shape))
     out.write(encoded)
     out.write(data.tobytes())

@@ -30,7 +30,7 @@ def _shape(model: GGUFModel) -> Entries:
         if key == "block_count":
             entries[name] -= model.count("nextn_predict_layers")
     entries["model_type"] = architecture.kind if isinstance(architecture.kind, str) else architecture.kind(model)
-    entries["vocab_size"] = model.shape("token_embd.weight")[0]
+    entries["vocab_size"] = model.shape(architecture.embedding)[0]
     entries["tie_word_embeddings"] = not model.has("output.weight")
     if architecture.has_head_dim:
         entries["head_dim"] = model.head_dim
@@ -56,7 +56,7 @@ def _tokens(model: GGUFModel) -> Entries:
 def generation(model: GGUFModel) -> Entries:
     """Returns the entries of generation_config.json."""
     try:
-        return defaults.generation(model.metadata)
+        return defaults.generation(model.metadata) | architecture_of(model).generation(model)
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from None
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quintet.gguf import whisper_cpp
 from quintet.gguf.cursor import Array, CorruptFile, Cursor, format_name
-from quintet.gguf.tensor_types import KINDS, TensorType
+from quintet.gguf.tensor_types import GGUFTensor, TensorType, sized
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -25,15 +26,6 @@ MAX_SPLIT = 9999  # files of one model
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 Value = int | float | bool | str | Array
-
-
-class GGUFTensor(NamedTuple):
-    """A tensor in a file."""
-
-    kind: TensorType
-    shape: tuple[int, ...]  # the last axis is contiguous, as in torch
-    start: int  # bytes from the beginning of the file
-    size: int  # bytes
 
 
 @dataclass(frozen=True)
@@ -69,11 +61,11 @@ def read(path: Path) -> GGUFFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a path is a file that begins with GGUF's magic."""
+    """Returns whether a path is a file that begins with GGUF's magic, or with that of whisper.cpp's files."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+        return stream.read(len(MAGIC)) in (MAGIC, whisper_cpp.MAGIC)
 
 
 def files(path: Path) -> list[GGUFFile]:
@@ -128,6 +120,8 @@ def _read(path: Path, state: tuple[int, ...]) -> GGUFFile:
             raise CorruptFile(f"it has {size} bytes, fewer than a GGUF file's beginning")
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = Cursor(data)
+    if data[: len(MAGIC)] == whisper_cpp.MAGIC:
+        return GGUFFile(path, *whisper_cpp.read_whisper_cpp(cursor))
     tensors, entries = _beginning(cursor)
     metadata = _metadata(cursor, entries)
     return GGUFFile(path, metadata, _tensors(cursor, tensors, _alignment(metadata)))
@@ -207,17 +201,10 @@ def _read_record(cursor: Cursor, name: str, alignment: int) -> _TensorRecord:
         raise CorruptFile(f"{what} has {axes} axes, not 1 to {MAX_AXES}")
     shape = tuple(cursor.number("Q", what) for _ in range(axes))[::-1]
     number, offset = cursor.number("I", what), cursor.number("Q", what)
-    kind = KINDS.get(number)
-    if kind is None:
-        raise CorruptFile(f"{what} is of type {number}, which quintet does not know")
-    if 0 in shape or shape[-1] % kind.block_size:
-        raise CorruptFile(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.block_size}")
+    kind, size = sized(what, number, shape)
     if offset % alignment:
         raise CorruptFile(f"{what} begins at {offset}, no multiple of the alignment, {alignment}")
-    blocks = shape[-1] // kind.block_size
-    for length in shape[:-1]:
-        blocks *= length
-    return _TensorRecord(kind, shape, offset, blocks * kind.type_size)
+    return _TensorRecord(kind, shape, offset, size)
 
 
 def _check_places(listed: Mapping[str, _TensorRecord], room: int) -> None:

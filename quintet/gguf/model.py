@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.gguf.cursor import Array, format_name
-from quintet.gguf.file import GGUFFile, GGUFTensor
+from quintet.gguf.file import GGUFFile
+from quintet.gguf.tensor_types import GGUFTensor
 
 MMPROJ = "clip"  # architecture of encoders of images and audio, which lie beside a model
 VISION = "v."  # before the names of an encoder's tensors

@@ -1,7 +1,10 @@
 """Layout of a tensor's numbers in a GGUF file: blocks of a fixed number of values and bytes, by type."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from quintet.gguf.cursor import CorruptFile
 
 
 class TensorType(NamedTuple):
@@ -46,3 +49,22 @@ KINDS: Mapping[int, TensorType] = {
     39: TensorType("MXFP4", 32, 17),
     40: TensorType("NVFP4", 64, 36),
 }
+
+
+class GGUFTensor(NamedTuple):
+    """A tensor in a file."""
+
+    kind: TensorType
+    shape: tuple[int, ...]  # the last axis is contiguous, as in torch
+    start: int  # bytes from the beginning of the file
+    size: int  # bytes
+
+
+def sized(what: str, number: int, shape: tuple[int, ...]) -> tuple[TensorType, int]:
+    """Returns the type with this number, and the bytes that the shape takes. CorruptFile if rows are no blocks."""
+    kind = KINDS.get(number)
+    if kind is None:
+        raise CorruptFile(f"{what} is of type {number}, which quintet does not know")
+    if min(shape) < 1 or shape[-1] % kind.block_size:
+        raise CorruptFile(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.block_size}")
+    return kind, math.prod(shape) // kind.block_size * kind.type_size

@@ -72,7 +72,7 @@ def _bpe(vocabulary: Vocabulary) -> "tuple[Tokenizer, BPEModel]":
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     words, ids = WORDS[vocabulary.pre], _ids(vocabulary.tokens)
-    pairs = array("I")
+    pairs = _merges_by_score(vocabulary) if vocabulary.scores else array("I")
     for first, second in vocabulary.merges:
         if first in ids and second in ids and first + second in ids:
             pairs.extend((ids[first], ids[second]))

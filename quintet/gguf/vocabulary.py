@@ -77,7 +77,8 @@ class Vocabulary:
     pre: str  # a key of WORDS; of a byte-level model
     tokens: Sequence[str]  # by their ids
     kinds: Sequence[int]  # of Kind
-    scores: Sequence[float]  # of an SPM model: the pair that makes the highest is merged first; of a unigram model
+    # of a unigram model; of an SPM model, or a byte-level one without merges: the highest is made of a pair first
+    scores: Sequence[float]
     merges: Sequence[tuple[str, str]]  # of a byte-level model: the first first
     special_ids: Mapping[str, int]  # of NAMED -> id
     end_ids: tuple[int, ...]  # ids that end an answer, in their order
@@ -109,7 +110,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     plain -= {tokens[named["eos"]]} if "eos" in named else set()
     kinds = _corrected(tokens, kinds, ends, plain)
     spm, wordpiece, unigram = (model == each for each in ("llama", "bert", "t5"))
-    scores = (tokenizer.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm or unigram else []
+    by_rank = model == "gpt2" and tokenizer.get("merges") is None  # whisper.cpp's, where scores are ranks
+    scores = tokenizer.numbers("scores", float, len(tokens)) if spm or unigram or by_rank else []
+    scores = [0.0] * len(tokens) if scores is None and not by_rank else scores or []
     if unigram:
         _name_unused(tokens, kinds, scores, named)
     lowercase = tokenizer.flag("normalizer.lowercase", True)
@@ -126,7 +129,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         tokens=tokens,
         kinds=kinds,
         scores=scores,
-        merges=() if spm or wordpiece or unigram else _merges(tokenizer),
+        merges=() if spm or wordpiece or unigram or scores else _merges(tokenizer),
         special_ids=named,
         end_ids=ends,
         add_bos=bos,

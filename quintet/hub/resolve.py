@@ -201,7 +201,8 @@ def _resolve(
         if is_gguf(local):
             return local
         raise ValueError(
-            f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
+            f"model {name!r} is a file, and none of GGUF or whisper.cpp; give the folder that holds its config.json "
+            "and *.safetensors"
         )
     if name.startswith(("/", "./", "../", "~")) and name.endswith(".gguf"):
         raise FileNotFoundError(f"no file {name!r} here; check the path")

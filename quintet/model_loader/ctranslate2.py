@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.json_files import read_object
+from quintet.gguf.architectures.whisper import token_entries
 from quintet.gguf.cursor import CorruptFile, Cursor, format_name
 from quintet.model_loader.torch_checkpoint import TensorHeader
 
@@ -329,14 +330,7 @@ def generation_config_of(folder: Path) -> dict[str, Any]:
     config, model = read_object(folder / "config.json"), config_of(folder)
     size = model["vocab_size"]
     ids = _TokenIds.of_vocabulary(size)
-    task = ids.eot + 2 + ids.languages  # the first token after the languages
-    found: dict[str, Any] = {
-        "bos_token_id": ids.eot, "eos_token_id": ids.eot, "pad_token_id": ids.eot,
-        "decoder_start_token_id": ids.eot + 1, "is_multilingual": ids.eot == 50257,
-        "max_length": model["max_target_positions"], "max_initial_timestamp_index": 50, "return_timestamps": False,
-        "task_to_id": {"translate": task, "transcribe": task + 1}, "prev_sot_token_id": task + 3,
-        "no_timestamps_token_id": task + 5,
-    }  # fmt: skip
+    found = {**token_entries(ids.eot, ids.languages), "max_length": model["max_target_positions"]}
     names = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
     for ours, theirs in names.items():
         tokens = config.get(ours) or []

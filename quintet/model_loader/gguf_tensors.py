@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quintet.gguf.file import GGUFTensor
 from quintet.gguf.model import GGUFModel
 from quintet.gguf.names import unpermuted_rows
+from quintet.gguf.tensor_types import GGUFTensor
 from quintet.layers.quantization.formats.gguf import dequantize
 
 WIDE = ("log_of_negative", "first_less_second")  # ends of the names of functions whose results are float32

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quintet.media.audio.whisper_vocabulary import SECONDS_PER_TIMESTAMP
 from quintet.media.lazy_numpy import np
-from quintet.transcription.tokens import SECONDS_PER_TIMESTAMP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quintet.transcription.languages import NAMES
+from quintet.media.audio.whisper_vocabulary import NAMES
 from quintet.transcription.segments import Segment
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from quintet.transcription.tokens import SECONDS_PER_TIMESTAMP, WhisperTokens
+from quintet.media.audio.whisper_vocabulary import SECONDS_PER_TIMESTAMP
+from quintet.transcription.tokens import WhisperTokens
 from quintet.transcription.words import Word
 
 _DIGITS = 6  # of seconds: sums of 20 ms stay as they are written

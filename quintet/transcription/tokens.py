@@ -8,11 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.transcription.languages import NAMES, code_of
+from quintet.media.audio.whisper_vocabulary import NAMES, code_of
 
 TASKS = ("transcribe", "translate")
-SECONDS_PER_TIMESTAMP = 0.02
-TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
 MAX_INITIAL_TIMESTAMP = 50  # timestamps: text begins within the first second
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # of newer and older vocabularies
 

@@ -19,10 +19,10 @@ from quintet.media.audio.log_mel import HOP
 from quintet.media.audio.resample import Samples
 from quintet.media.audio.silence import Span, SpeechFinder, find_speech, speech_windows
 from quintet.media.audio.silero import find_speech_silero, is_installed
+from quintet.media.audio.whisper_vocabulary import SECONDS_PER_TIMESTAMP, code_of
 from quintet.outputs import CompletionOutput
 from quintet.sampling_params import SamplingParams
 from quintet.transcription.alignment import AlignmentSpan, token_ends
-from quintet.transcription.languages import code_of
 from quintet.transcription.model import PlainModel, SpeechEngine, SpeechModel, UnsupportedOption, WhisperModel
 from quintet.transcription.segments import (
     Segment,
@@ -32,7 +32,7 @@ from quintet.transcription.segments import (
     mean_logprob,
     parse_window,
 )
-from quintet.transcription.tokens import SECONDS_PER_TIMESTAMP, TASKS
+from quintet.transcription.tokens import TASKS
 from quintet.transcription.words import words_of
 
 WINDOWS_AT_ONCE = 16  # of one audio; more fill a step of the engine no better

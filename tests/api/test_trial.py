@@ -97,7 +97,7 @@ def test_a_gguf_file_is_tried_by_its_metadata(
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="model.bin' is a file, and no GGUF file; give a local folder"):
+    with pytest.raises(ValueError, match="model.bin' is a file, and none of GGUF or whisper.cpp; give a local folder"):
         trial.try_model(EngineConfig(model=str(tmp_path / "model.bin")))
 
 

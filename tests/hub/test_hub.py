@@ -47,7 +47,7 @@ def _write(folder: Path, name: str, content: Any) -> None:
         ("nothere.gguf", FileNotFoundError, "no file 'nothere.gguf' here"),
         ("../x", FileNotFoundError, "no hub id"),
         ("nobody/quintet-test-model", ConnectionError, "HF_HUB_OFFLINE is set"),
-        (__file__, ValueError, "no GGUF file; give the folder"),
+        (__file__, ValueError, "is a file, and none of GGUF or whisper.cpp; give the folder"),
     ],
 )
 def test_a_model_that_is_not_there(model: str, kind: type[Exception], says: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from quintet.transcription.languages import NAMES, code_of
+from quintet.media.audio.whisper_vocabulary import NAMES, code_of
 from quintet.transcription.tokens import WhisperTokens
 
 SPECIAL = ["endoftext", "startoftranscript", *NAMES, "translate", "transcribe", "startoflm", "startofprev", "nospeech",

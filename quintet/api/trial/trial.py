@@ -93,7 +93,9 @@ def _config_file(config: EngineConfig) -> Path:
     if is_gguf(folder):
         return folder
     if folder.is_file():
-        raise ValueError(f"{name!r} is a file, and no GGUF file; {REMEDY}, or a hub id such as 'Qwen/Qwen3-0.6B'")
+        raise ValueError(
+            f"{name!r} is a file, and none of GGUF or whisper.cpp; {REMEDY}, or a hub id such as 'Qwen/Qwen3-0.6B'"
+        )
     if not folder.is_dir():
         if is_local(name) or not HUB_ID.fullmatch(name) or "--" in name or ".." in name:
             raise FileNotFoundError(f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; {REMEDY}")

@@ -16,7 +16,7 @@ from quintet.cli.commands import _engine as engine
 from quintet.common.value_parsers import one_of, optional, text
 from quintet.config import option
 from quintet.config.schema import flags
-from quintet.transcription.languages import code_of
+from quintet.media.audio.whisper_vocabulary import code_of
 
 if TYPE_CHECKING:
     from quintet import AsyncLLM

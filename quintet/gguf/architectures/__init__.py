@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from quintet.common.suggestions import nearest_name
-from quintet.gguf.architectures import dense, encoders, gemma, gpt, hybrid, llama, mixtures, qwen
+from quintet.gguf.architectures import dense, encoders, gemma, gpt, hybrid, llama, mixtures, qwen, whisper
 from quintet.gguf.architectures.architecture import Architecture
 from quintet.gguf.mmproj import projector_of
 from quintet.gguf.model import GGUFModel
@@ -18,6 +18,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **llama.ARCHITECTURES,
     **mixtures.ARCHITECTURES,
     **qwen.ARCHITECTURES,
+    **whisper.ARCHITECTURES,
 }
 
 

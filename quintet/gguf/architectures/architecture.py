@@ -35,8 +35,10 @@ class Architecture:
     names: ArchitectureNames | Callable[[GGUFModel], ArchitectureNames]
     entries: Callable[[GGUFModel], Entries] = lambda model: {}
     common: Mapping[str, str] = field(default_factory=lambda: COMMON)  # key of the file -> entry of config.json
+    embedding: str = "token_embd.weight"  # [tokens, features]
     dtype: str | None = None  # where float16 does not reach as far as the activations
     has_head_dim: bool = True  # the family's config has "head_dim"
+    generation: Callable[[GGUFModel], Entries] = lambda model: {}  # entries of generation_config.json
 
 
 def experts(model: GGUFModel, name: str = "num_experts", used: str = "num_experts_per_tok") -> Entries:

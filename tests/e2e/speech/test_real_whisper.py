@@ -14,10 +14,13 @@ import soundfile
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from benchmarks.peers.speech_files import ggml
 from quintet import LLM, SamplingParams
 from quintet.media.audio import SAMPLE_RATE
 from quintet.media.audio.resample import resample
 from quintet.model_loader.ctranslate2 import config_of, generation_config_of, state_dict_of
+from quintet.model_loader.gguf_config import gguf_entries, read_generation_config
+from quintet.model_loader.gguf_weights import entries
 from tests.helpers.checkpoints.whisper import greedy, tone
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(7200)]  # two models, 24 transcripts each, by two programs
@@ -92,6 +95,21 @@ def test_tokens_equal_transformers(name: str) -> None:
             wrong.append((what, timed, output.outputs[0].text, want))
     assert not wrong
     llm.close()
+
+
+@pytest.mark.parametrize("name", ["whisper-tiny.en", "whisper-base"])
+def test_files_of_whisper_cpp_say_the_same(name: str, tmp_path: Path) -> None:
+    """What such a file lacks (special tokens, tokens that are not sampled) is what the folder has."""
+    folder = Path(os.environ.get("REAL_MODELS", "")) / name
+    if not (folder / "model.bin").is_file():
+        pytest.skip(f"set REAL_MODELS to a folder that holds {name}")
+    file = ggml(folder, "float32", tmp_path / "ggml.bin")
+    rules = generation_config_of(folder)
+    del rules["alignment_heads"]
+    assert read_generation_config(file) == rules and gguf_entries(file) == config_of(folder)
+    want = state_dict_of(folder)
+    found = {name: each.tensor() for name, each in entries(file)}
+    assert found.keys() == want.keys() and all(torch.equal(found[each].half(), want[each].half()) for each in want)
 
 
 def test_tokens_on_tpu_equal_the_cpus() -> None:

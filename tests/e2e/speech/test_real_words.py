@@ -34,10 +34,9 @@ def pipeline(folder: Path) -> AutomaticSpeechRecognitionPipeline:
     model.generation_config = GenerationConfig(**generation_config_of(folder))
     model.set_attn_implementation("eager")
     tokenizer = WhisperTokenizer.from_pretrained(folder)
-    languages = {each[:2] for each in TEXTS}
-    model.generation_config.lang_to_id = {
-        f"<|{each}|>": tokenizer.convert_tokens_to_ids(f"<|{each}|>") for each in languages
-    }
+    if model.generation_config.is_multilingual:  # with ids of languages, transformers detects one in other models too
+        names = [f"<|{each[:2]}|>" for each in TEXTS]
+        model.generation_config.lang_to_id = dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
     extract = WhisperFeatureExtractor(feature_size=model.config.num_mel_bins, return_attention_mask=True)
     return AutomaticSpeechRecognitionPipeline(model=model, tokenizer=tokenizer, feature_extractor=extract)
 

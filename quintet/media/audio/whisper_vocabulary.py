@@ -1,4 +1,7 @@
-"""Languages of Whisper: codes in the order of their tokens, and names. Source: openai-whisper's tokenizer.py."""
+"""Whisper's languages, codes in the order of their tokens, and timestamps. Source: openai-whisper's tokenizer.py."""
+
+SECONDS_PER_TIMESTAMP = 0.02
+TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
 
 _TABLE = """
 en:english zh:chinese de:german es:spanish ru:russian ko:korean fr:french ja:japanese pt:portuguese tr:turkish pl:polish
