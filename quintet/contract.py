@@ -24,7 +24,6 @@ from quintet.interface.platform import (
     Step,
     Unavailable,
     WrongContract,
-    copied_into,
 )
 from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 from quintet.interface.types import (
@@ -48,6 +47,7 @@ from quintet.interface.types import (
     ShapeBucket,
     StateSpec,
     StepContext,
+    TokenChoiceSpec,
     leaves,
     map_leaves,
 )
@@ -62,6 +62,7 @@ from quintet.interface.weights import (
     Weight,
     WeightFormat,
     WeightReader,
+    copied_into,
 )
 from quintet.ops import Op, Ops, bind
 from quintet.ops.attention import PagedAttention, PlainAttention
@@ -119,6 +120,7 @@ __all__ = [
     "StateSpec",
     "Step",
     "StepContext",
+    "TokenChoiceSpec",
     "StoredTensor",
     "Unavailable",
     "Weight",

@@ -51,7 +51,7 @@ FILE = Path("docs/models.md")
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
     "cwm": "CWM 32B",
-    "deepseek_v32": "requests of up to index_topk tokens, 2048 as published; longer ones are refused",
+    "deepseek_v32": "longer requests than index_topk tokens (2048 as published) on `cpu` alone",
     "glm_moe_dsa": "GLM-5, as DeepSeek-V3.2",
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "llama_bidirec": "Llama Nemotron Embed, whose tokens see both ways; for embeddings",

@@ -21,7 +21,10 @@ from quintet.model_loader.ctranslate2 import config_of, generation_config_of, st
 
 F16, Q8_0 = GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
 FORMS = {"float32": F16, "int8": Q8_0}  # as whisper.cpp's files are published for a form
-FTYPES = {F16: 1, Q8_0: 2007}  # of the header: a type, and 1,000 times the version of its blocks
+FTYPES = {  # of the header: a number of ggml's enum ggml_ftype, and 1,000 times the version of its blocks
+    F16: 1, Q8_0: 2007, GGMLQuantizationType.Q4_0: 2002, GGMLQuantizationType.Q4_1: 2003,
+    GGMLQuantizationType.Q5_0: 2008, GGMLQuantizationType.Q5_1: 2009,
+}  # fmt: skip
 PLAIN = ("conv1.bias", "conv2.bias", "positional_embedding")  # stay float32, as whisper.cpp's quantize leaves them
 NAMES = {module: name for name, module in {**MODULES, **OUTER}.items()}
 
@@ -47,7 +50,7 @@ def write_ggml(
     )  # fmt: skip
     with target.open("wb") as out:
         out.write(MAGIC)
-        _integers(out, *(config[name] for name in sizes), FTYPES.get(kind, 2000 + kind))
+        _integers(out, *(config[name] for name in sizes), FTYPES[kind])
         filters = np.asarray(WhisperFeatureExtractor(feature_size=config["num_mel_bins"]).mel_filters).T
         _integers(out, *filters.shape)
         out.write(np.ascontiguousarray(filters, np.float32).tobytes())

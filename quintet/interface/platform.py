@@ -189,6 +189,12 @@ class Mixer(ABC):
         encoder's pass, for layers with source "cross"."""
         raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
+    def attend_chosen(
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+    ) -> tuple[Tensor, State]:
+        """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the op choose_tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")
+
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, state: State, context: StepContext,
         sinks: Tensor | None = None,
@@ -300,7 +306,8 @@ class Platform(ABC):
     # model_type of a checkpoint -> "module:Class", a model that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
-    # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts"
+    # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
+    # "chosen" (with attend_chosen(); the op choose_tokens serves too)
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -368,19 +375,6 @@ class Platform(ABC):
         of a step are the same to the bit.
         """
         return Recording("as without a trace; ops inside one compiled program are not reported", lambda: None)
-
-
-def copied_into(
-    placed: Mapping[str, Tensor], into: Mapping[str, Tensor], rows: tuple[int, int] | None = None
-) -> Mapping[str, Tensor]:
-    """Copies what place() made into the tensors that are there, or into `rows` of them (Weight.rows), where torch can
-    write to them."""
-    for name, tensor in placed.items():
-        there = into[name] if rows is None else into[name].data.narrow(0, *rows)
-        assert there.shape == tensor.shape and there.dtype == tensor.dtype, f"{name} was placed in another shape"
-        if there.data_ptr() != tensor.data_ptr():
-            there.data.copy_(tensor)
-    return {name: into[name] for name in placed}
 
 
 def _check_member(cls: type, attribute: str, value: Any) -> None:

@@ -251,8 +251,12 @@ class AttentionSpec:
     # a token sees itself and those before it from the last multiple of this on (Llama 4); a platform is
     # asked for it only if Platform.optional_spec_fields names it
     chunk: int | None = None
+    # a token sees so many tokens at most, which a TokenChoiceSpec's layer has chosen (DeepSeek sparse attention); a
+    # platform is asked for it only if Platform.optional_spec_fields names it
+    chosen: int = 0
 
     def __post_init__(self) -> None:
+        assert not self.chosen or (self.shared and self.kv_heads == 1), "tokens are chosen among latents"
         assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
         assert 0 <= self.shared <= self.head_dim, "V is part of K"
         assert self.chunk is None or (self.causal and self.window is None), "chunks are causal, without windows"
@@ -265,6 +269,17 @@ class AttentionSpec:
     def value_dim(self) -> int:
         """Features of a head of V, and of the output."""
         return self.shared or self.head_dim
+
+
+@dataclass(frozen=True)
+class TokenChoiceSpec:
+    """An indexer: the `count` tokens of its request that score highest for each token, which a layer with
+    AttentionSpec.chosen then sees. Every rank has all of it. Source: DeepSeek-V3.2 (2025), section 2.1."""
+
+    head_dim: int  # of the one key that is kept of a token
+    count: int
+    dtype: torch.dtype
+    page_size: int
 
 
 @dataclass(frozen=True)
@@ -283,6 +298,9 @@ class StateSpec:
 
     def __post_init__(self) -> None:
         assert len(self.shape) != PAGE_AXES, "a state has other axes than a page"
+
+
+LayerSpec = AttentionSpec | StateSpec | TokenChoiceSpec  # of a layer that mixes positions
 
 
 class HeadNorms(NamedTuple):

@@ -294,3 +294,16 @@ class Weight:
         shape = list(kept.shape)
         shape[self.axis] = stop - max(start, min(start, end)) - kept.shape[self.axis]
         return torch.cat([kept, kept.new_zeros(shape)], self.axis)
+
+
+def copied_into(
+    placed: Mapping[str, Tensor], into: Mapping[str, Tensor], rows: tuple[int, int] | None = None
+) -> Mapping[str, Tensor]:
+    """Copies what place() made into the tensors that are there, or into `rows` of them (Weight.rows), where torch can
+    write to them."""
+    for name, tensor in placed.items():
+        there = into[name] if rows is None else into[name].data.narrow(0, *rows)
+        assert there.shape == tensor.shape and there.dtype == tensor.dtype, f"{name} was placed in another shape"
+        if there.data_ptr() != tensor.data_ptr():
+            there.data.copy_(tensor)
+    return {name: into[name] for name in placed}

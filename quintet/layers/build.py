@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.platform import Communicator
-from quintet.interface.types import AttentionSpec, StateSpec
+from quintet.interface.types import LayerSpec
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.lora_step import LoRAStep
@@ -47,7 +47,7 @@ class BuildContext:
     """Injected into every layer; there is no current platform."""
 
     ops: Ops
-    make_mixer: Callable[[AttentionSpec | StateSpec], LayerMixer]
+    make_mixer: Callable[[LayerSpec], LayerMixer]
     comm: Communicator
     dtype: torch.dtype
     page_size: int

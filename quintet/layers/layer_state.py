@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import AttentionSpec, Batch, Group, Layout, RotaryArgs, StateSpec, StepContext
+from quintet.interface.types import Batch, Group, LayerSpec, Layout, RotaryArgs, StepContext
 from quintet.layers.lora_step import LoRAStep
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class StepState:
             LayerMixer, tuple[Tensor, Tensor]
         ] = {}  # a layer's K and V of this step, for those that read it
         self.rotary_rows: dict[Rotary, tuple[Tensor, Tensor]] = {}  # of multimodal_rows()
+        self.chosen: Tensor | None = None  # what the last indexer has chosen, for later layers without one
 
     def multimodal_rows(self, rotary: "Rotary") -> tuple[Tensor, Tensor] | None:
         """Returns a table of angles with a row for each token, and their numbers, where tokens have three rotary
@@ -78,7 +79,7 @@ class LayerMixer:
     Group and places are settled when the whole model is built, by what its layers keep (engine/groups.py).
     """
 
-    def __init__(self, mixer: Mixer, spec: AttentionSpec | StateSpec | None = None) -> None:
+    def __init__(self, mixer: Mixer, spec: LayerSpec | None = None) -> None:
         self.mixer, self.spec = mixer, spec
         self.group: int | None = None  # None: it keeps nothing
         self.kv_heads: int | None = None  # of the layer, on all ranks; None: not known
@@ -119,8 +120,14 @@ class LayerMixer:
         cache.replace(self.tensor_indices, state)
         return out
 
+    def attend_chosen(self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState) -> Tensor:
+        """q [T, H, D], k [T, 1, D] and the places that each token sees -> [T, H, value_dim]."""
+        out, state = self.mixer.attend_chosen(q, k, chosen, cache.tensors_at(self.tensor_indices), self._context(cache))
+        cache.replace(self.tensor_indices, state)
+        return out
+
     def run_state_op(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
-        """Runs the op of a StateSpec on the given tensors."""
+        """Runs the op of a StateSpec or of an indexer on the given tensors."""
         mixer: Any = self.mixer  # what it is called with is the op's
         out, state = mixer(given, settings, cache.tensors_at(self.tensor_indices), self._context(cache))
         cache.replace(self.tensor_indices, state)

@@ -1,22 +1,31 @@
-"""DeepSeek-V3.2 and GLM-5 (DeepSeek-AI 2025; Z.ai 2026): DeepSeek-V3 for requests of up to index_topk tokens."""
+"""DeepSeek-V3.2 and GLM-5 (DeepSeek-AI 2025; Z.ai 2026): DeepSeek-V3, and each token sees what an indexer chooses."""
 
 from typing import Any
 
+from torch import nn
+
+from quintet.layers.attention.indexer import IndexerSizes, TokenIndexer
+from quintet.layers.attention.mla import LatentAttention, MLASizes
 from quintet.layers.build import BuildContext
+from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
+
+INDEXER = r"model\.layers\.\d+\.self_attn\.indexer\..*"
 
 
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
-    """An indexer chooses index_topk tokens that each token attends to. In requests of up to that length it chooses all,
-    and attention is DeepSeek-V3's. Longer ones are refused, and the indexer's weights are not read."""
+    """An indexer chooses index_topk tokens that each token sees, those of up to that position all: where no request is
+    longer, attention is DeepSeek-V3's, and the indexers' weights are not read. Layers of GLM-5 without an indexer
+    ("shared") see what the last one before chose."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        most, served = config.index_topk, build.max_model_len
-        if served > most:
+        self._sparse = build.max_model_len > config.index_topk
+        kinds = self._indexers(config)
+        if self._sparse and "shared" in kinds and (kinds[0] == "shared" or len(build.stage.counts) > 1):
             raise ValueError(
-                f"{config.model_type} looks at the {most} tokens that its indexer chooses (index_topk), which is not "
-                f"computed here: in requests of up to {most} tokens these are all; set max_model_len to {most} or "
-                f"less, and not {served}"
+                f"layers of {config.model_type} see what an indexer of the layers before chose (indexer_types), which "
+                "pipeline stages do not hand on, and the first has one; leave pipeline_parallel_size out, or set "
+                f"max_model_len to {config.index_topk} or less"
             )
         dense = [index < config.first_k_dense_replace for index in range(config.num_hidden_layers)]
         if list(config.mlp_layer_types) != ["dense" if each else "sparse" for each in dense]:
@@ -25,7 +34,26 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
                 f"{config.first_k_dense_replace} dense layers (first_k_dense_replace) before all others"
             )
         super().__init__(config, build)
-        self.ignored_tensors = (*self.ignored_tensors, r"model\.layers\.\d+\.self_attn\.indexer\..*")
+        self.ignored_tensors = (*self.ignored_tensors, *(() if self._sparse else (INDEXER,)))
+
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        if not self._sparse:
+            return super()._attention(config, build, index, rotary)
+        assert rotary is not None
+        if index == 0 and config.model_type != "glm_moe_dsa":  # turns halves, where attention turns neighbours
+            self._of_indexers = Rotary(
+                build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings
+            )
+        indexer = None
+        if self._indexers(config)[index] == "full":
+            turn = rotary if config.model_type == "glm_moe_dsa" else self._of_indexers
+            indexer = TokenIndexer(build, IndexerSizes.from_config(config), turn)
+        return LatentAttention(build, MLASizes.from_config(config), rotary, config.index_topk, indexer)
+
+    @staticmethod
+    def _indexers(config: Any) -> list[str]:
+        """Returns "full" or "shared" for each layer."""
+        return list(getattr(config, "indexer_types", None) or ["full"] * config.num_hidden_layers)
 
     @staticmethod
     def neighbours(config: Any) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import AttentionSpec, Batch, Layout, RotaryArgs, StepContext
+from quintet.interface.types import AttentionSpec, Batch, Layout, RotaryArgs, StepContext, TokenChoiceSpec
 from quintet.ops.registry import Op, Ops
 from quintet.ops.rotary import apply_rotary
 
@@ -143,6 +143,40 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: Attent
     return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
 
 
+@Op
+def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext, count: int) -> Tensor:
+    """Returns the places [T, C] int32 in its request, up to its own, of the tokens that score highest for each token.
+
+    q [T, H, D] and weights [T, H] float32; keys [P, 1, 1, page_size, D], pages of one key for each token. A score is
+    the sum over heads of weight * max(0, q . k), in float32; of equal ones the earlier place counts as higher. C is the
+    smaller of `count` and the places of the table. Places ascend, -1 stands behind them. Source: DeepSeek-V3.2 (2025).
+    """
+    batch, group = context
+    rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
+    k = keys[rows, 0, 0].flatten(1, 2).float()  # [T, S, D]
+    scores = (torch.einsum("thd,tsd->ths", q.float(), k).clamp(min=0) * weights[:, :, None]).sum(1)
+    places = torch.arange(k.shape[1], device=q.device)
+    scores = torch.where(places <= batch.positions[:, None], scores, float("-inf"))
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : min(count, k.shape[1])]
+    best = torch.where(best <= batch.positions[:, None], best, k.shape[1]).sort(-1).values
+    return torch.where(best < k.shape[1], best, -1).to(torch.int32)
+
+
+@Op
+def chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+    """q [T, H, D] over the places `chosen` [T, C] of each token's request alone, those from 0 -> [T, H, value_dim].
+
+    kv [P, 1, 1, page_size, row_width] as paged_attention has it where V is part of K.
+    """
+    seen, places = chosen >= 0, chosen.clamp(min=0).long()
+    tables = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq).long()
+    pages = torch.gather(tables, 1, torch.div(places, spec.page_size, rounding_mode="floor"))
+    k = from_cache_rows(kv[pages, 0, 0, places % spec.page_size], q.shape[2])[:, :, None]  # [T, C, 1, D]
+    return _masked_attention(
+        q, k, k[..., : spec.value_dim], (places - context.batch.positions[:, None], seen), (spec, None)
+    )
+
+
 def _masked_attention(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
     added: Tensor | None = None,
@@ -251,6 +285,36 @@ class PagedAttention(Mixer):
         return self._attended(q, kv, context, sinks), (kv,)
 
 
+class ChosenAttention(PagedAttention):
+    """write_kv, then chosen_attention: of a layer that is given what its tokens see."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
+        super().__init__(spec, ops, also)
+        self._attend_chosen = ops.chosen_attention
+
+    def attend_chosen(
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+    ) -> tuple[Tensor, State]:
+        kv = self._write(state[0], k, None, context)
+        return self._attend_chosen(q, kv, chosen, context, self._spec), (kv,)
+
+
+class TokenChoice(Mixer):
+    """write_kv of an indexer's keys, then choose_tokens. Called as a StateSpec's mixer: with (q, weights, k) and no
+    settings."""
+
+    def __init__(self, spec: TokenChoiceSpec, ops: Ops) -> None:
+        self.layouts = (Layout(spec.dtype, (1, 1, spec.page_size, spec.head_dim)),)
+        self._count, self._write, self._choose = spec.count, ops.write_kv, ops.choose_tokens
+
+    def __call__(  # type: ignore[override]  # what it is called with is an op's
+        self, given: tuple[Tensor, Tensor, Tensor], settings: tuple[()], state: State, context: StepContext
+    ) -> tuple[Tensor, State]:
+        q, weights, k = given
+        keys = self._write(state[0], k, None, context)
+        return self._choose(q, weights, keys, context, self._count), (keys,)
+
+
 class CrossAttention(Mixer):
     """paged_attention over an encoder's rows, which keep() has written."""
 
@@ -291,4 +355,6 @@ def mixer(spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mi
     """The mixer that is made of the bound ops; `also` as PagedAttention has it."""
     if spec.source == "cross":
         return CrossAttention(spec, ops, also)
+    if spec.chosen:
+        return ChosenAttention(spec, ops, also)
     return PlainAttention(spec, ops) if spec.source == "none" else PagedAttention(spec, ops, also)

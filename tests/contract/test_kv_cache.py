@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.cases.model_ops import DTYPES, MIXES, paged_attention_arguments
+from quintet.conformance.cases.attention import MIXES, paged_attention_arguments
+from quintet.conformance.cases.model_ops import DTYPES
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec

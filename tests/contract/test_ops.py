@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.model_ops import CASES, DTYPES, SPECS, TYPES, paged_attention_arguments, write_kv
+from quintet.conformance.cases.attention import SPECS, paged_attention_arguments, write_kv
+from quintet.conformance.cases.model_ops import CASES, DTYPES, TYPES
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
 from quintet.conformance.harness.batches import AttentionRequest, spec

@@ -15,7 +15,7 @@ from quintet.conformance.close import require_close
 from quintet.conformance.harness.calls import OpCall, results, send
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import SingleRank
-from quintet.interface.types import AttentionSpec, StateSpec
+from quintet.interface.types import LayerSpec
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.build import BuildContext, Layer, replacements, replicated
 from quintet.layers.embedding import VocabParallelEmbedding
@@ -219,7 +219,7 @@ def _min_tolerance(scheme: WeightFormat | None) -> float:
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
 
 
-def _no_attention(spec: AttentionSpec | StateSpec) -> Any:
+def _no_attention(spec: LayerSpec) -> Any:
     raise AssertionError("a product attends to nothing")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quintet.conformance.cases.model_ops import MIXES, SPECS
+from quintet.conformance.cases.attention import MIXES, SPECS
 from quintet.conformance.check import NotSupported, Trial, check, require
 from quintet.conformance.close import dtype_name, require_close
 from quintet.conformance.formats import FLOATS

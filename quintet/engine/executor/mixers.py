@@ -4,12 +4,44 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quintet.interface.types import StateSpec
+from quintet.interface.platform import Mixer
+from quintet.interface.types import AttentionSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
+from quintet.ops.attention import TokenChoice
 from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS
 
 if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
+
+
+def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
+    """Returns the mixer of a layer: the platform's, or an indexer of the bound ops. ValueError where a layer has what
+    the platform does not know of."""
+    platform, supported = worker.platform, worker.platform.optional_spec_fields
+    if isinstance(spec, TokenChoiceSpec):
+        if "chosen" in supported:
+            return TokenChoice(spec, worker.ops)
+        raise ValueError(
+            f"platform {platform.name} has no attention to chosen tokens ('chosen' is not in optional_spec_fields), "
+            f"and in requests of more than {spec.count} tokens {family} sees those that an indexer chooses; set "
+            f"max_model_len to {spec.count} or less, or use device='cpu'"
+        )
+    if isinstance(spec, StateSpec) and not platform.supports_states:
+        raise ValueError(
+            f"platform {platform.name} keeps pages alone (supports_states is False), and layers of {family} keep a "
+            f"state per request ({spec.op}); run this model on another platform"
+        )
+    if isinstance(spec, AttentionSpec) and spec.source == "cross" and "cross" not in supported:
+        raise ValueError(
+            f"platform {platform.name} has no attention to an encoder's rows ('cross' is not in optional_spec_fields), "
+            f"and layers of {family} read them; run this model on another platform, such as device='cpu'"
+        )
+    if isinstance(spec, AttentionSpec) and spec.chunk is not None and "chunk" not in supported:
+        raise ValueError(
+            f"platform {platform.name} has no attention within chunks, and layers of {family} see chunks of "
+            f"{spec.chunk} tokens; run this model on another platform"
+        )
+    return platform.mixer(spec, worker.ops, worker.rank_info.rank)
 
 
 def kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:

@@ -247,14 +247,15 @@ class ModelPart:
 
 
 def _planner(mixers: Sequence[LayerMixer]) -> Mixer:
-    """Returns the mixer that plans for a group: the first, since all are of one class."""
-    kinds = {type(mixer.mixer) for mixer in mixers}
+    """Returns the mixer that plans for a group: the first of those that plan, which are of one class."""
+    planning = [each for each in mixers if type(each.mixer).plan is not Mixer.plan]
+    kinds = {type(mixer.mixer) for mixer in planning}
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(
             f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
         )
-    return mixers[0].mixer
+    return (planning or mixers)[0].mixer
 
 
 def groups_by_tensor(mixers: Iterable[LayerMixer]) -> dict[int, set[int]]:

@@ -13,23 +13,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.executor.media_parts import encoder_buckets, make_tower, reload_parts
-from quintet.engine.executor.mixers import keep_drafts_apart, kv_heads
+from quintet.engine.executor.mixers import keep_drafts_apart, kv_heads, mixer_of
 from quintet.engine.executor.model_part import ModelPart, ModelSizes, storage_bytes
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.engine.sleep import TAGS
 from quintet.interface.platform import DROPPED, Platform, State
 from quintet.interface.types import (
-    AttentionSpec,
     Estimate,
     HostBatch,
     IntArray,
+    LayerSpec,
     Layout,
     MaxShape,
     Outputs,
     RankInfo,
     ShapeBucket,
-    StateSpec,
     leaves,
 )
 from quintet.layers.build import BuildContext, replacements
@@ -133,14 +132,8 @@ class Worker:
         """Makes one of the models."""
         mixers: list[LayerMixer] = []
 
-        def make_mixer(spec: AttentionSpec | StateSpec) -> LayerMixer:
-            if isinstance(spec, StateSpec) and not self.platform.supports_states:
-                raise ValueError(
-                    f"platform {self.platform.name} keeps pages alone (supports_states is False), and layers of "
-                    f"{hf_config.model_type} keep a state per request ({spec.op}); run this model on another platform"
-                )
-            self._check_supported(spec, hf_config.model_type)
-            mixers.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank), spec))
+        def make_mixer(spec: LayerSpec) -> LayerMixer:
+            mixers.append(LayerMixer(mixer_of(self, spec, hf_config.model_type), spec))
             return mixers[-1]
 
         build = BuildContext(
@@ -188,25 +181,6 @@ class Worker:
         trunk.keep_stage(stage)
         self._reads = () if stage.first else self.main.model.shared_tensor_widths(stage.start)
         return layer_mixers_of(trunk.blocks)
-
-    def _check_supported(self, spec: AttentionSpec | StateSpec, family: str) -> None:
-        """ValueError where a layer has what the platform's attention does not know of."""
-        supported = self.platform.optional_spec_fields
-        if isinstance(spec, AttentionSpec) and spec.source == "cross" and "cross" not in supported:
-            raise ValueError(
-                f"platform {self.platform.name} has no attention to an encoder's rows ('cross' is not in "
-                f"optional_spec_fields), and layers of {family} read them; run this model on another platform, such as "
-                "device='cpu'"
-            )
-        if (
-            isinstance(spec, AttentionSpec)
-            and spec.chunk is not None
-            and "chunk" not in self.platform.optional_spec_fields
-        ):
-            raise ValueError(
-                f"platform {self.platform.name} has no attention within chunks, and layers of {family} see chunks of "
-                f"{spec.chunk} tokens; run this model on another platform"
-            )
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec
 from quintet.interface.weights import CheckpointSlice, Weight
+from quintet.layers.attention.indexer import TokenIndexer
 from quintet.layers.build import BuildContext, Layer, Shards, even_shards, replicated
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel, row_parallel
@@ -70,8 +71,12 @@ def temperature(rope: Mapping[str, Any]) -> float:
 class LatentAttention(nn.Module):
     """x [T, hidden] -> [T, hidden]. Each rank keeps the whole latent, and some of the heads."""
 
-    def __init__(self, build: BuildContext, shape: MLASizes, rotary: Rotary) -> None:
+    def __init__(
+        self, build: BuildContext, shape: MLASizes, rotary: Rotary, chosen: int = 0, indexer: TokenIndexer | None = None
+    ) -> None:
+        """`chosen`: tokens that one sees at most, by the indexer or, without one, by that of a layer before; 0: all."""
         super().__init__()
+        self._chosen, self.indexer = chosen, indexer
         if shape.heads < build.size:
             raise ValueError(
                 f"{build.size} ranks cannot share {shape.heads} attention heads: a rank would have none; "
@@ -106,6 +111,7 @@ class LatentAttention(nn.Module):
                 page_size=build.page_size,
                 kv_dtype=build.kv_dtype,
                 shared=shape.kv_lora_rank,
+                chosen=chosen,
             )
         )
         self.mixing.kv_heads = 1
@@ -115,7 +121,10 @@ class LatentAttention(nn.Module):
         both, wide = self.inputs(x), shape.kv_lora_rank + shape.qk_rope_head_dim
         first, latent, key = both.split([both.shape[1] - wide, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
         if self.q is not None and self.q_a_layernorm is not None:
-            first = self.q(self.q_a_layernorm(first))
+            first = self.q_a_layernorm(first)
+            if self.indexer is not None:
+                cache.chosen = self.indexer(x, first, cache)
+            first = self.q(first)
         plain, query = first.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
             [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1
         )
@@ -123,7 +132,12 @@ class LatentAttention(nn.Module):
         inner = self.absorbed.project_queries(plain)
         q = self._ops.beside(inner.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
         k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))
-        out = self.mixing(q.reshape(tokens, -1, wide), k[:, None], None, cache)
+        q, k = q.reshape(tokens, -1, wide), k[:, None]
+        if self._chosen:
+            assert cache.chosen is not None, "the first layer has an indexer"
+            out = self.mixing.attend_chosen(q, k, cache.chosen, cache)
+        else:
+            out = self.mixing(q, k, None, cache)
         return self.out(self.absorbed.project_values(out).reshape(tokens, -1))
 
 

@@ -27,7 +27,6 @@ from quintet.interface.platform import (
     State,
     Step,
     Unavailable,
-    copied_into,
 )
 from quintet.interface.types import (
     AttentionSpec,
@@ -41,7 +40,7 @@ from quintet.interface.types import (
     ShapeBucket,
     StateSpec,
 )
-from quintet.interface.weights import Weight
+from quintet.interface.weights import Weight, copied_into
 from quintet.ops.quantize import attributes
 from quintet.ops.states import mixer
 from quintet.platforms.cpu import gguf_weights as blocks
@@ -126,7 +125,7 @@ class CPU(Platform):
     name = "cpu"
     op_priority = providers.PRIORITY
     supports_states = True
-    optional_spec_fields = frozenset({"chunk", "cross", "max_drafts", "until"})
+    optional_spec_fields = frozenset({"chosen", "chunk", "cross", "max_drafts", "until"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

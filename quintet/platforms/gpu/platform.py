@@ -22,10 +22,9 @@ from quintet.interface.platform import (
     SingleRank,
     Step,
     Unavailable,
-    copied_into,
 )
 from quintet.interface.types import AttentionSpec, Estimate, MaxShape, RankInfo, ShapeBucket, StateSpec
-from quintet.interface.weights import Weight, WeightFormat
+from quintet.interface.weights import Weight, WeightFormat, copied_into
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
 from quintet.ops.quantize import attributes, canonical, concat_outputs, quantize

@@ -337,7 +337,6 @@ def test_a_platform_without_chunks_refuses_them_alone(monkeypatch: pytest.Monkey
 
 # entries of a config -> the longest requests in which they change nothing
 SHORT: dict[str, tuple[dict[str, Any], int]] = {
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ({"index_topk": 40}, 40)),
     **dict.fromkeys(
         ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
         ({"dual_chunk_attention_config": {"chunk_size": 50, "local_size": 10}}, 40),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.model_ops import MIXES
+from quintet.conformance.cases.attention import MIXES
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, StepContext
 from quintet.ops import Op

@@ -16,7 +16,8 @@ from torch import Tensor
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.cases.model_ops import DTYPES, MIXES, paged_attention_arguments
+from quintet.conformance.cases.attention import MIXES, paged_attention_arguments
+from quintet.conformance.cases.model_ops import DTYPES
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec

@@ -4,13 +4,15 @@ Every product has the same shape whatever the batch holds (rows in fours, contex
 another order otherwise, and a request's results would depend on its neighbours.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, StepContext
-from quintet.ops.attention import from_cache_rows, paged_attention
+from quintet.ops.attention import choose_tokens, chosen_attention, from_cache_rows, paged_attention
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -152,3 +154,45 @@ def _seen(positions: Tensor, lengths: Tensor, first: int, spec: AttentionSpec) -
     if spec.window is not None:
         seen = seen & (slots > places - spec.window) & (slots < places + spec.window)
     return seen if spec.chunk is None else seen & (slots >= _first_seen(places, spec))
+
+
+@choose_tokens.provide("torch")
+def _choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext, count: int) -> Tensor:
+    """Token by token, over the keys up to its own alone: so a product's shape depends on the token's position."""
+    size, table = keys.shape[3], context.group.block_table
+    count = min(count, table.shape[1] * size)
+    out = torch.full((len(q), count), -1, dtype=torch.int32)
+    for row, first, positions in _rows_of(context):
+        k = keys[table[row, : -(-(positions[-1] + 1) // size)], 0, 0].flatten(0, 1).float()  # [S, D]
+        for index, position in enumerate(positions, first):
+            seen = position + 1
+            if seen <= count:
+                out[index, :seen] = torch.arange(seen, dtype=torch.int32)
+                continue
+            scores = (k[:seen] @ q[index].float().t()).clamp_(min=0) @ weights[index]
+            least = scores.topk(count).values[-1]
+            higher, equal = scores > least, scores == least
+            equal &= equal.cumsum(0) <= count - higher.sum()
+            out[index] = (higher | equal).nonzero()[:, 0]
+    return out
+
+
+@chosen_attention.provide("torch")
+def _chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+    """Token by token: a token reads the rows that were chosen for it, and no other."""
+    out, table, size = q.new_empty((*q.shape[:2], spec.value_dim)), context.group.block_table.long(), spec.page_size
+    for row, first, positions in _rows_of(context):
+        for index, position in enumerate(positions, first):
+            places = chosen[index, : position + 1].long()
+            k = from_cache_rows(kv[table[row][places // size], 0, 0, places % size], q.shape[2])  # [C, D]
+            scores = (q[index].float() * spec.scale) @ k.t()
+            out[index] = scores.softmax(-1) @ k[:, : spec.value_dim]
+    return out
+
+
+def _rows_of(context: StepContext) -> Iterator[tuple[int, int, list[int]]]:
+    """Yields each request's row, its first token in the step, and the positions of its tokens."""
+    starts, positions = context.batch.query_start_loc.tolist(), context.batch.positions.tolist()
+    for row, (first, last) in enumerate(itertools.pairwise(starts)):
+        if first < last:
+            yield row, first, positions[first:last]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.model_ops import CASES, DTYPES, MIXES, paged_attention_arguments
+from quintet.conformance.cases.attention import MIXES, paged_attention_arguments
+from quintet.conformance.cases.model_ops import CASES, DTYPES
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, StepContext

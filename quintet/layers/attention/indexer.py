@@ -1,0 +1,61 @@
+"""The indexer of DeepSeek sparse attention: it chooses the tokens that each token sees (DeepSeek-V3.2 2025, GLM-5)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.interface.types import TokenChoiceSpec
+from quintet.layers.build import BuildContext, replicated
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import column_parallel
+from quintet.layers.norm import LayerNorm
+from quintet.layers.rope import Rotary
+
+EPS = 1e-6  # of the keys' norm
+
+
+@dataclass(frozen=True)
+class IndexerSizes:
+    """Sizes under the names of the configs, without "index_"."""
+
+    hidden: int
+    q_lora_rank: int
+    n_heads: int
+    head_dim: int
+    topk: int
+
+    @classmethod
+    def from_config(cls, config: Any) -> "IndexerSizes":
+        return cls(
+            config.hidden_size, config.q_lora_rank, config.index_n_heads, config.index_head_dim, config.index_topk
+        )
+
+
+class TokenIndexer(nn.Module):
+    """x [T, hidden] and the queries' latents [T, q_lora_rank] -> places [T, C] (see the op choose_tokens).
+
+    The scale of scores is part of the weights of heads, which max(0, ...) does not change. `rotary` turns the first
+    features of q and of the key. Every rank has all of it.
+    """
+
+    def __init__(self, build: BuildContext, sizes: IndexerSizes, rotary: Rotary) -> None:
+        super().__init__()
+        self._sizes, self.rotary = sizes, rotary
+
+        def product(inputs: int, name: str, outputs: int) -> nn.Module:
+            return column_parallel(build, inputs, {name: replicated(outputs, build.size)})
+
+        self.queries = product(sizes.q_lora_rank, "wq_b", sizes.n_heads * sizes.head_dim)
+        self.keys = product(sizes.hidden, "wk", sizes.head_dim)
+        self.head_weights = product(sizes.hidden, "weights_proj", sizes.n_heads)
+        self.k_norm = LayerNorm(build, sizes.head_dim, EPS)
+        self.mixing = build.make_mixer(TokenChoiceSpec(sizes.head_dim, sizes.topk, build.dtype, build.page_size))
+        self.mixing.kv_heads = 1
+
+    def forward(self, x: Tensor, latents: Tensor, cache: StepState) -> Tensor:
+        sizes, tokens = self._sizes, x.shape[0]
+        q = self.queries(latents).reshape(tokens, sizes.n_heads, sizes.head_dim)
+        q, k = self.rotary(q, self.k_norm(self.keys(x))[:, None], cache.batch.positions)
+        weights = self.head_weights(x).float() * (sizes.n_heads * sizes.head_dim) ** -0.5
+        return self.mixing.run_state_op(cache, q, weights, k)
