@@ -160,7 +160,7 @@ def rotary_dim(head_dim: int, parameters: Parameters, partial: bool) -> int:
     factor, kind = parameters.get("partial_rotary_factor") or 1.0, _kind(parameters)
     dim = int(head_dim * factor)
     if not partial:
-        if dim != head_dim and kind != "default":
+        if dim != head_dim and kind not in ("default", "proportional"):
             raise ValueError(
                 f"partial_rotary_factor is {factor} beside rope_type {kind!r}, in a family that turns whole heads; "
                 "correct config.json, or leave the factor out with hf_overrides"
@@ -277,6 +277,12 @@ def _longrope(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, fl
     return _inverse_frequencies(dim, p["rope_theta"]) / divisors, float(scale)
 
 
+def _proportional(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
+    """The first frequencies of a whole head, and 0 behind them (Gemma 4, LFM3)."""
+    waves, turned = _inverse_frequencies(dim, p["rope_theta"]), int((p.get("partial_rotary_factor") or 1.0) * dim // 2)
+    return torch.where(torch.arange(dim // 2) < turned, waves, 0.0) / (p.get("factor") or 1.0), 1.0
+
+
 SCALINGS: dict[str, Callable[[int, Parameters, RopeLengths], tuple[Tensor, float]]] = {
     "default": _default,
     "dynamic": _dynamic,
@@ -284,5 +290,6 @@ SCALINGS: dict[str, Callable[[int, Parameters, RopeLengths], tuple[Tensor, float
     "llama3": _llama3,
     "longrope": _longrope,
     "ntk": _ntk,
+    "proportional": _proportional,
     "yarn": _yarn,
 }

@@ -55,6 +55,10 @@ SPARSE = {
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+LFM3 = {
+    "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
+    "conv_L_cache": 7,
+}  # fmt: skip
 LFM2_MOE = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_dense_layers": 1,
@@ -189,6 +193,10 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "lfm2_moe": {
         "plain": {**PLAIN, **LFM2_MOE},
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
+    },
+    "lfm3": {
+        "plain": {**PLAIN, **LFM3},
+        "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},
     },
     "minimax": {
         "plain": {**PLAIN, **EXPERTS, **LIGHTNING, "head_dim": 16},
