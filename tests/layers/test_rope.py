@@ -40,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn, untruncated": {**YARN, "truncate": False},
     "yarn, no ramp": {**YARN, "beta_fast": 1e9, "beta_slow": 1e9},
     "yarn, shrunk": {**YARN, "factor": 1.0},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    "proportional, factor": {"rope_type": "proportional", "partial_rotary_factor": 0.75, "factor": 2.0},
     "longrope": LONGROPE,
     "longrope, factor": {**LONGROPE, "factor": 16.0},
     "longrope, attention factor": {**LONGROPE, "attention_factor": 1.1},
