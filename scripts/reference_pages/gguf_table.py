@@ -61,17 +61,18 @@ def published_table() -> str:
 
 def gguf_table() -> str:
     """Returns the section: an architecture of a file -> the model types that it is read as."""
-    kinds = {name: {row.kind} if isinstance(row.kind, str) else set() for name, row in ARCHITECTURES.items()}
+    known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
+    rows = {name: row for name, row in ARCHITECTURES.items() if name in known}  # whisper.cpp's are no GGUF files
+    kinds = {name: {row.kind} if isinstance(row.kind, str) else set() for name, row in rows.items()}
     for path in FILES.glob("*.gguf"):
         model = model_of(path)
         kinds[model.prefix].add(str(config(model)["model_type"]))
-    rows = [[code(name), ", ".join(map(_read_as, sorted(kinds[name])))] for name in sorted(kinds)]
-    known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
-    head = HEAD.format(read=len(rows), known=len(known), version=version("gguf"))
+    listed = [[code(name), ", ".join(map(_read_as, sorted(kinds[name])))] for name in sorted(kinds)]
+    head = HEAD.format(read=len(listed), known=len(known), version=version("gguf"))
     refused = ", ".join(code(name) for name in sorted(known) if name not in ARCHITECTURES)
     return (
         head
-        + table(["`general.architecture`", "read as `model_type`"], rows)
+        + table(["`general.architecture`", "read as `model_type`"], listed)
         + f"\n{_wrapped(REFUSED.format(refused))}\n"
     )
 
