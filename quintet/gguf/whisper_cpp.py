@@ -4,6 +4,7 @@ A file has sizes, mel filters, the vocabulary and the tensors, whose types are G
 merges: both follow from the vocabulary. Source: whisper.cpp's models/convert-pt-to-ggml.py and src/whisper.cpp.
 """
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -137,6 +138,6 @@ def _tensors(cursor: Cursor) -> Iterator[tuple[str, GGUFTensor]]:
             raise CorruptFile(f"tensor {format_name(name)} is there twice, or Whisper does not have it")
         names.add(name)
         stored, size = sized(f"tensor {format_name(name)}", kind, shape)
-        if last == "bias":  # of convolutions [outputs, 1]
-            shape = (max(shape),)
+        if last == "bias" and math.prod(shape) == shape[0]:  # of convolutions [outputs, 1]
+            shape = shape[:1]
         yield name, GGUFTensor(stored, shape, cursor.skip(size, f"tensor {format_name(name)}"), size)
