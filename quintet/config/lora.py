@@ -3,8 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import boolean, count, one_of, optional
+from quintet.common.value_parsers import boolean, count, list_of, one_of, optional, text
 from quintet.config.schema.fields import option
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    found = tuple(list_of(text)([value] if isinstance(value, str) else value))
+    if not found or "" in found:
+        raise ValueError(f"must be names of modules such as q_proj, or all, not {value!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,10 @@ class LoRAOptions:
     lora_dtype: str = option(
         "auto", one_of("auto", "bfloat16", "float16", "float32"), "type of adapters on the device: the model's",
         group="lora", metavar="TYPE",
+    )  # fmt: skip
+    lora_target_modules: tuple[str, ...] | None = option(
+        None, optional(_names), "ends of names of the modules that adapters may change (q_proj, experts, ..), or all; "
+        "all but experts if not given, for their adapters take much memory", group="lora", nargs="+", metavar="NAME",
     )  # fmt: skip
     fully_sharded_loras: bool = option(
         False, boolean, "accepted: each rank keeps its share of the matrices beside its share of a product, and the "

@@ -69,6 +69,7 @@ class Capabilities:
     # and started while one runs, and takes over tokens that it samples
     overlap: bool = False
     lora: bool = False  # place() heeds Weight.rows, so that adapters can be written
+    lora_experts: bool = False  # it serves lora_experts(): adapters may change experts, too
     sleep: bool = False  # Device.sleep() frees memory while there are no requests
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
     batch_invariant_mode: bool = False  # nor here, if EngineConfig.batch_invariant asks for it
@@ -83,8 +84,7 @@ class Capabilities:
     multi_host: bool = False
     # what all devices here are of a cluster's resources, by Ray's names; ranks that are processes share it
     ray_resources: Mapping[str, float] = field(default_factory=lambda: {"GPU": 1.0})
-    # kernels are compiled, and libraries loaded, by their first call: the engine runs a prompt before it serves
-    compiles_late: bool = False
+    compiles_late: bool = False  # kernels are compiled, libraries loaded, by their first call: a prompt is run first
     auto_select: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
     layout_key: str = ""

@@ -1,6 +1,6 @@
 """Adapters (LoRA) of a model: room on the device for several, and each rank's share of one."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -20,10 +20,15 @@ from quintet.layers.lora_pool import (
     PoolTensor,
     ProductPool,
     ReadWeight,
+    module_of,
 )
-from quintet.layers.lora_step import LoRASizes
+from quintet.layers.lora_step import ALL_MODULES, LoRASizes
+from quintet.layers.moe.lora import STACKS, ExpertsPool
+from quintet.layers.moe.moe import Experts, slices_of
 
 __all__ = ["LoRAMatrices", "LoRAPools", "PackedLoRA", "adaptable_modules"]
+
+AdaptableLayer = ColumnParallelLinear | VocabParallelEmbedding | Experts
 
 
 class PackedLoRA(NamedTuple):
@@ -43,23 +48,27 @@ class LoRAPools:
     """All pools of a rank's model."""
 
     def __init__(
-        self, model: nn.Module, build: BuildContext, sizes: LoRASizes, other_stages: Collection[str] = ()
+        self, model: nn.Module, build: BuildContext, sizes: LoRASizes, modules: Mapping[str, str] | None = None
     ) -> None:
-        """Adds a pool to each product, and to the embedding of tokens. `other_stages`: modules that adapters may
-        change, and of which other pipeline stages have the layers."""
+        """Adds a pool to each product that may be adapted, to experts, and to the embedding of tokens. `modules`:
+        adaptable_modules() of the model before its layers were dealt out to pipeline stages."""
         self.sizes, self._rank, self._dtype = sizes, build.rank, build.dtype
-        self._other_stages = frozenset(other_stages)
+        self._known = adaptable_modules(model, sizes) if modules is None else modules
         self._ranks = LoRARanks(build)
         self._pools: dict[str, LoRAPool] = {}
         self._columns = 0
-        for path, layer in _adaptable(model):
+        for path, layer in _adaptable(model, sizes):
+            if not _takes(path, layer, sizes):
+                continue
             pool: LoRAPool
             if isinstance(layer, VocabParallelEmbedding):
                 pool = EmbeddingPool(build, layer, path, self._ranks, sizes)
+            elif isinstance(layer, Experts):
+                pool = ExpertsPool(build, layer, path, self._ranks)
             else:
                 pool = ProductPool(build, layer, path, self._ranks)
             pool.first = self._columns
-            self._columns += len(pool.modules_here)
+            self._columns += pool.num_columns
             layer.add_lora_pool(pool)
             self._pools[path] = pool
         model.add_module("lora_ranks", self._ranks)
@@ -103,13 +112,17 @@ class LoRAPools:
         ValueError names modules that nothing here computes, but those whose B is zero: an encoder's pooler that the
         training did not reach changes nothing.
         """
-        there = self.modules | self._other_stages
-        unknown = sorted(name for name, each in adapter.items() if name not in there and each.lora_b.any())
+        unknown = sorted(name for name, each in adapter.items() if self._known.get(name, "?") and each.lora_b.any())
         if unknown:
-            here = sorted({module.rpartition(".")[2] for module in self.modules})
+            lacking = sorted({self._known[name] for name in unknown if name in self._known})
+            here = sorted({name.rpartition(".")[2] for name, target in self._known.items() if not target})
             raise ValueError(
-                f"the adapter changes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which this model "
-                f"has no product for; it may be another model's (products here: {', '.join(here)})"
+                f"the adapter changes {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}, which "
+                + (
+                    f"have no room: set lora_target_modules to {ALL_MODULES}, or to a list with {', '.join(lacking)}"
+                    if lacking
+                    else f"this model has no product for; it may be another model's (products here: {', '.join(here)})"
+                )
             )
         ranks = torch.zeros((1, self._columns), dtype=torch.int32)
         packed = {path: pool.pack(adapter, self.sizes, ranks[0], read) for path, pool in self._pools.items()}
@@ -132,7 +145,8 @@ class LoRAPools:
     @torch.inference_mode()
     def _copy(self, slot: int, packed: PackedLoRA) -> None:
         """Copies the rows that the adapter has: hundreds of small copies, between two steps."""
-        most = int(packed.ranks.max())
+        experts = (each["ranks"] for each in packed.pools.values() if "ranks" in each)
+        most = max(int(each.max()) for each in (packed.ranks, *experts) if each.numel())
         for path, tensors in packed.pools.items():
             pool = self._pools[path]
             held = pool._parameters  # where nn.Module would look them up, one after the other
@@ -151,23 +165,57 @@ class LoRAPools:
         return Weight(name, (part,), 0, self._rank, dtype, "vector", rows=rows)
 
 
-def adaptable_modules(model: nn.Module) -> frozenset[str]:
-    """Returns the modules of the checkpoint that products of the model, and its embedding of tokens, compute."""
-    found = set[str]()
-    for path, layer in _adaptable(model):
-        if isinstance(layer, VocabParallelEmbedding):
-            found.add(path)
-        else:
-            found.update(part.source.removesuffix(".weight") for part in layer.output_slices(path))
-    return frozenset(found)
+def adaptable_modules(model: nn.Module, sizes: LoRASizes) -> dict[str, str]:
+    """Returns the modules of the checkpoint that products, the embedding of tokens and experts compute, and for each
+    that has no room what lora_target_modules lacks, else "". ValueError if the platform lacks adapters of experts."""
+    found = dict[str, str]()
+    for path, layer in _adaptable(model, sizes):
+        taken, is_mixture = _takes(path, layer, sizes), isinstance(layer, Experts) and layer.is_mixture
+        for name in _modules(path, layer):
+            found[name] = "" if taken else (path if is_mixture else name).rpartition(".")[2]
+    return found
 
 
-def _adaptable(model: nn.Module) -> list[tuple[str, ColumnParallelLinear | VocabParallelEmbedding]]:
-    """Products, and the first table of tokens; further ones are of other ids."""
-    found: list[tuple[str, ColumnParallelLinear | VocabParallelEmbedding]] = []
+def _takes(path: str, layer: AdaptableLayer, sizes: LoRASizes) -> bool:
+    """True if there is to be room beside a layer. A mixture is named by its path, for its experts take much; other
+    layers by the ends of their modules, too."""
+    is_mixture = isinstance(layer, Experts) and layer.is_mixture
+    if sizes.targets is None or ALL_MODULES in sizes.targets:
+        taken = not is_mixture or sizes.targets is not None
+    else:
+        names = [path] if is_mixture else [path, *_modules(path, layer)]
+        taken = any(f".{name}".endswith(f".{target}") for name in names for target in sizes.targets)
+    if taken and is_mixture and not sizes.experts:
+        raise ValueError(
+            "lora_target_modules: this platform serves no adapters of experts (Capabilities.lora_experts is False); "
+            "leave experts out, or write the adapter into the model (quintet merge-lora)"
+        )
+    if taken and isinstance(layer, Experts) and layer.moves_experts:
+        raise ValueError(
+            "lora_target_modules: experts move to other ranks with enable_eplb, and adapters of them would not; leave "
+            "experts or enable_eplb out"
+        )
+    return taken
+
+
+def _modules(path: str, layer: AdaptableLayer) -> set[str]:
+    """Modules of the checkpoint that a layer computes."""
+    if isinstance(layer, VocabParallelEmbedding):
+        return {path}
+    if isinstance(layer, Experts):
+        stacks = (each for each in layer.weights(path) if each.name in STACKS)
+        return {module_of(part) for stack in stacks for part in slices_of(stack)}
+    return {module_of(part) for part in layer.output_slices(path)}
+
+
+def _adaptable(model: nn.Module, sizes: LoRASizes) -> list[tuple[str, AdaptableLayer]]:
+    """Products, experts, and the first table of tokens; further ones are of other ids."""
+    found: list[tuple[str, AdaptableLayer]] = []
     tables = 0
     for path, layer in named_layers(model):
         if isinstance(layer, ColumnParallelLinear) and not isinstance(layer, SubLinear):
+            found.append((path, layer))
+        elif isinstance(layer, Experts) and layer.takes_lora and (layer.is_mixture or sizes.experts):
             found.append((path, layer))
         elif isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, PositionEmbedding):
             tables += 1

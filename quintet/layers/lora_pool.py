@@ -17,7 +17,8 @@ from quintet.layers.lora_step import LoRASizes
 BLOCK = 2**20  # numbers of a weight that are widened at a time, for the norms of its rows
 ReadWeight = Callable[[Weight], Tensor]  # a weight as the checkpoint has it, in floats
 Tensors = dict[str, Tensor]
-RANKED = ("lora_a", "lora_b")  # their last axis but one has an adapter's rows, and what is beyond its rank is not read
+# their last axis but one has an adapter's rows, and what is beyond its rank is not read
+RANKED = ("lora_a", "lora_b", "gate_up_a", "gate_up_b", "down_a", "down_b")
 
 
 class LoRAMatrices(NamedTuple):
@@ -64,6 +65,11 @@ class LoRAPool(Layer):
         self.first = 0  # its column of the ranks
         self._rows = (ranks,)  # a module of the model, and none of this one: it stands in a tuple
 
+    @property
+    def num_columns(self) -> int:
+        """Columns that it has of the ranks."""
+        return len(self.modules_here)
+
     @abstractmethod
     def tensors(self, sizes: LoRASizes) -> dict[str, PoolTensor]:
         """Returns its tensors."""
@@ -104,10 +110,10 @@ class ProductPool(LoRAPool):
         self._slices = product.output_slices(path)
         self._base = tuple(product.base_weights(path))
         self._adds_bias = build.rank == 0 or not product.sums_over_ranks  # of what is summed, one rank's share has it
-        self.modules_here = tuple(dict.fromkeys(_module(part) for part in self._slices))
+        self.modules_here = tuple(dict.fromkeys(module_of(part) for part in self._slices))
         self._inputs = product.inputs
         self.columns = tuple(
-            (self.modules_here.index(_module(part)), _width(part, build.rank)) for part in self._slices
+            (self.modules_here.index(module_of(part)), width_of(part, build.rank)) for part in self._slices
         )
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
@@ -146,7 +152,7 @@ class ProductPool(LoRAPool):
             ranks[self.first + part] = rows
             a[0, part, :rows] = matrices.lora_a[:, start:stop].to(self._dtype)
         for number, columns in enumerate(self._columns()):
-            if (matrix := given.get(_module(self._slices[number]))) is None:
+            if (matrix := given.get(module_of(self._slices[number]))) is None:
                 continue
             lora_b = self._cut(number, matrix.lora_b)
             if matrix.magnitude is not None:
@@ -167,9 +173,7 @@ class ProductPool(LoRAPool):
 
     def _cut(self, number: int, matrix: Tensor) -> Tensor:
         """This rank's rows of a matrix with as many as a module has outputs."""
-        piece = self._slices[number]
-        cut = replace(piece, shape=(piece.shape[0], matrix.shape[1]), transposed=False)
-        return Weight("lora_b", (cut,), 0, self._rank, self._dtype, "vector").local({piece.source: matrix})
+        return local_share(self._slices[number], matrix, 0, self._rank)
 
     def _gains(self, number: int, matrix: LoRAMatrices, lora_b: Tensor, read: ReadWeight | None) -> Tensor:
         """Factors that give the rows of W + B A here the norms of `matrix.magnitude`."""
@@ -192,7 +196,7 @@ class ProductPool(LoRAPool):
 
     def _check(self, module: str, matrices: LoRAMatrices, sizes: LoRASizes) -> None:
         a, b = matrices.lora_a, matrices.lora_b
-        outputs = next(part.total or part.shape[0] for part in self._slices if _module(part) == module)
+        outputs = next(part.total or part.shape[0] for part in self._slices if module_of(part) == module)
         if matrices.embedding:
             raise ValueError(f"{module}: the adapter changes it as an embedding, and it is a product; save it again")
         if a.shape[1] != self._inputs.total or b.shape[0] != outputs:
@@ -292,10 +296,19 @@ def _over(wanted: Tensor, norms: Tensor) -> Tensor:
     return torch.where(norms > 0, wanted / norms, 1.0)
 
 
-def _module(part: CheckpointSlice) -> str:
+def local_share(part: CheckpointSlice, matrix: Tensor, axis: int, rank: int) -> Tensor:
+    """Returns a rank's share of a matrix that is as long as the weight along this axis, which is shared out."""
+    shape = (part.shape[0], matrix.shape[1]) if axis == 0 else (matrix.shape[0], part.shape[1])
+    cut = replace(part, shape=shape, transposed=False)
+    return Weight("share", (cut,), axis, rank, matrix.dtype, "vector").local({part.source: matrix})
+
+
+def module_of(part: CheckpointSlice) -> str:
+    """Returns the module of the checkpoint that the weight is of."""
     return part.source.removesuffix(".weight")
 
 
-def _width(part: CheckpointSlice, rank: int) -> int:
+def width_of(part: CheckpointSlice, rank: int) -> int:
+    """Returns a rank's share of the slice, along its shard axis."""
     start, stop = part.ranges[rank]
     return stop - start

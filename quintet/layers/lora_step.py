@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quintet.interface.types import Batch
 
+ALL_MODULES = "all"  # of lora_target_modules
 LORA_POOL = "lora"  # the module beside a product or a table that holds adapters
 
 
@@ -17,6 +18,9 @@ class LoRASizes:
     max_loras: int  # S: adapters of one batch
     max_rank: int  # R: rows of one adapter
     by_torch: bool = False  # torch can write to what the device holds
+    # ends of names of the modules that adapters may change; ALL_MODULES: all; None: all but experts
+    targets: tuple[str, ...] | None = None
+    experts: bool = False  # the platform serves adapters of experts
 
 
 class LoRAStep:

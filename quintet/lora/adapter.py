@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,10 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LoRAWeights:
-    """Low-rank change of one module: scaling * lora_b @ lora_a is added to its weight [N, K]."""
+    """Low-rank change of one module: scaling * lora_b @ lora_a is added to its weight [N, K]; or of a parameter that is
+    a stack of E such weights, as fused experts are."""
 
-    lora_a: Tensor  # [r, K]; of an embedding [r, V]
-    lora_b: Tensor  # [N, r]; of an embedding [H, r]
+    lora_a: Tensor  # [r, K]; of an embedding [r, V]; of a stack [E, r, K]
+    lora_b: Tensor  # [N, r]; of an embedding [H, r]; of a stack [E, N, r]
     scaling: float  # alpha / r, or alpha / sqrt(r) with use_rslora
     magnitude: Tensor | None = None  # DoRA's [N], of an embedding [H], float32: norm of each output's merged weights
     bias: Tensor | None = None  # lora_bias's [N]: scaling * bias is added to the module's bias
@@ -48,7 +50,11 @@ class LoRAWeights:
 
     @property
     def rank(self) -> int:
-        return self.lora_a.shape[0]
+        return self.lora_a.shape[-2]
+
+    @property
+    def is_stack(self) -> bool:
+        return self.lora_a.dim() == 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class LoRAAdapter:
     """An adapter, on the CPU, in the types of its file."""
 
     digest: bytes  # 16 bytes, of the entries that change results and of all tensors: adapter_digest has the same
-    modules: Mapping[str, LoRAWeights]  # by the module's path in the base model ("model.layers.0.self_attn.q_proj")
+    # by the module's path in the base model ("model.layers.0.self_attn.q_proj"), or the name of a stack
+    modules: Mapping[str, LoRAWeights]
     saved: Mapping[str, Tensor]  # whole tensors, trained with the adapter, by the base model's name ("score.weight")
     rank: int  # the largest
     base_model: str  # its name at the training; "" if unknown
@@ -197,9 +204,28 @@ class _Parts:
         """Weights of the modules, checked against one another and the configuration."""
         if not self._by_module:
             raise AdapterError(self.file, "holds no tensor of LoRA (MODULE.lora_A.weight); was the adapter trained?")
-        return {path: self._module(path, parts) for path, parts in sorted(self._by_module.items())}
+        found, wrappers = {}, Counter(_module_of(path) for path in self._by_module)
+        for path, parts in sorted(self._by_module.items()):
+            parameter = self._parameter_of(path, wrappers)
+            weights = self._module(path, parts, parameter or path)
+            is_stack = parameter is not None and weights.is_stack
+            found[parameter if parameter is not None and is_stack else path] = weights
+        return found
 
-    def _module(self, path: str, parts: Mapping[str, Tensor]) -> LoRAWeights:
+    def _parameter_of(self, path: str, wrappers: Mapping[str, int]) -> str | None:
+        """Returns the parameter that a module's LoRA is of; None: its weight. PEFT wraps a module once for each of its
+        parameters, and the LoRA of the first stands the furthest inside."""
+        module, depth = _module_of(path), path.count(names.BASE_LAYER)
+        parameters = self.config.parameters_of(module)
+        if wrappers[module] != max(1, len(parameters)) or depth >= wrappers[module]:
+            raise AdapterError(
+                self.file, f"module {shown(path)} has LoRA of one of {wrappers[module]} parameters, and {CONFIG} "
+                f"names {len(parameters)} (target_parameters); save the adapter again",
+            )  # fmt: skip
+        return f"{module}.{parameters[-1 - depth]}" if parameters else None
+
+    def _module(self, path: str, parts: Mapping[str, Tensor], pattern: str) -> LoRAWeights:
+        """`pattern`: the name that the configuration's patterns are of."""
         embedding = names.EMBEDDING_A in parts or names.EMBEDDING_B in parts
         if embedding and (names.A in parts or names.B in parts):
             raise AdapterError(self.file, f"module {shown(path)} has LoRA of a linear layer and of an embedding")
@@ -210,44 +236,52 @@ class _Parts:
                 raise AdapterError(
                     self.file, f"module {shown(path)} has {has} and no {role}; save the adapter again with both"
                 )
-        self._check_shapes(path, parts, first, second)
+        lora_a, lora_b = self._matrices(path, parts, (first, second), pattern)
         self._check_options(path, parts)
-        lora_a, lora_b = parts[first], parts[second]
         magnitude = parts.get(names.MAGNITUDE)
         return LoRAWeights(
             lora_a,
             lora_b,
-            self.config.scaling_of(path, lora_a.shape[0]),
+            self.config.scaling_of(pattern, lora_a.shape[-2]),
             None if magnitude is None else magnitude.float(),
             parts.get(names.BIAS),
             embedding,
         )
 
-    def _check_shapes(self, path: str, parts: Mapping[str, Tensor], first: str, second: str) -> None:
-        lora_a, lora_b = parts[first], parts[second]
+    def _matrices(
+        self, path: str, parts: Mapping[str, Tensor], roles: tuple[str, str], pattern: str
+    ) -> tuple[Tensor, Tensor]:
+        """Checks A and B, and returns them as LoRAWeights has them."""
+        (first, second), (lora_a, lora_b) = roles, (parts[role] for role in roles)
         for role, tensor in ((first, lora_a), (second, lora_b)):
             if tensor.dim() != 2:
                 raise self._wrong(
                     self._raw_name(path, role), f"has the shape {list(tensor.shape)}, not two dimensions; LoRA of "
-                    "convolutions and fused experts is not supported; merge the adapter with PEFT",
+                    "convolutions is not supported; merge the adapter with PEFT",
                 )  # fmt: skip
-        rank, expected = lora_a.shape[0], self.config.rank_of(path)
+        rank, expected = lora_a.shape[0], self.config.rank_of(pattern)
         if lora_b.shape[1] != rank:
             raise self._wrong(
                 self._raw_name(path, second), f"has the shape {list(lora_b.shape)}, which does not fit {first} of "
                 f"{list(lora_a.shape)}: the ranks differ; save the adapter again",
             )  # fmt: skip
-        if rank != expected:
+        is_stack = pattern != path and rank != expected and rank % expected == 0
+        if rank != expected and not is_stack:
             raise self._wrong(
                 self._raw_name(path, first), f"has rank {rank}, and {CONFIG} gives the module rank {expected} (r, "
                 "rank_pattern), so that its scaling is unknown; correct r or rank_pattern",
             )  # fmt: skip
         for role in (names.BIAS, names.MAGNITUDE):
-            if role in parts and parts[role].shape != lora_b.shape[:1]:
+            if role in parts and (is_stack or parts[role].shape != lora_b.shape[:1]):
                 raise self._wrong(
                     self._raw_name(path, role), f"has the shape {list(parts[role].shape)}, and the module has "
                     f"{lora_b.shape[0]} outputs; save the adapter again",
                 )  # fmt: skip
+        if not is_stack:
+            return lora_a, lora_b
+        # rows of A go through an expert's rank and then through experts, columns of B the other way around
+        count = rank // expected
+        return lora_a.view(count, expected, -1), lora_b.view(len(lora_b), expected, count).permute(2, 0, 1)
 
     def _check_options(self, path: str, parts: Mapping[str, Tensor]) -> None:
         """Tensors and configuration agree: PEFT would ignore the one, or leave the other as it was initialized."""
@@ -269,3 +303,7 @@ class _Parts:
 
     def _wrong(self, raw: str, what: str) -> AdapterError:
         return AdapterError(self.file, f"tensor {shown(raw)} {what}")
+
+
+def _module_of(path: str) -> str:
+    return path.replace(names.BASE_LAYER, "")

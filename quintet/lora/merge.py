@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from quintet.lora import stacks
 from quintet.lora.adapter import LoRAWeights
 
 _ROWS = 1024  # that are computed at a time, in float32
@@ -35,6 +36,12 @@ def merged_weight(weight: Tensor, lora: LoRAWeights, transposed: bool, dtype: to
             part *= (lora.magnitude[rows] / part.norm(dim=1))[:, None]
         merged[rows] = part.to(dtype)
     return merged
+
+
+def merged_stack(weight: Tensor, lora: LoRAWeights, transposed: bool, dtype: torch.dtype) -> Tensor:
+    """Returns merged_weight() of a stack of experts [E, N, K], or [E, K, N]."""
+    each = zip(weight, stacks.experts_of(lora, 1), strict=True)
+    return torch.stack([merged_weight(one, own, transposed, dtype) for one, own in each])
 
 
 def merged_bias(bias: Tensor, lora: LoRAWeights) -> Tensor:

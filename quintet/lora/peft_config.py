@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from quintet.lora.name_patterns import ModulePatterns, PatternError
 CONFIG, WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG = 2**20  # bytes
 MAX_RANK = 2**20  # a number that is no rank of anything
+EXPERTS = "experts"  # the module that parameters are of where target_parameters names no module
 
 # Initializations that leave the base model's weights as they are; PEFT compares some without regard to case.
 _KEEP_BASE = ("gaussian", "eva", "loftq", "orthogonal", "mica", "true", "false")
@@ -25,7 +26,6 @@ _REFUSED = {
     "alora_invocation_tokens": "activated LoRA, which begins at a token of the prompt",
     "trainable_token_indices": "trained rows of the token embedding",
     "megatron_config": "parallel layers of Megatron",
-    "target_parameters": "LoRA of parameters that are not of a linear layer, such as fused experts",
     "use_qalora": "quantization-aware LoRA",
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "routing among adapters",
@@ -52,6 +52,7 @@ class PeftLoraConfig:
     base_model: str
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
+    target_parameters: Mapping[str, Sequence[str]]  # by the end of a module's name: its parameters that have LoRA
     _ranks: ModulePatterns[int]
     _alphas: ModulePatterns[float]
 
@@ -64,6 +65,13 @@ class PeftLoraConfig:
         alpha = self._find("alpha_pattern", self._alphas, module)
         return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
+    def parameters_of(self, module: str) -> list[str]:
+        """Parameters of a module that have LoRA of their own, in the order in which PEFT wraps them."""
+        parts, found = module.split("."), set[str]()
+        for at in range(len(parts)):
+            found.update(self.target_parameters.get(".".join(parts[at:]), ()))
+        return sorted(found, key=lambda name: (name == "down_proj", name))  # as transformers' experts declare them
+
     def canonical(self) -> bytes:
         """Bytes that differ between two configurations if results can. The first pattern that matches counts, so their
         order does too."""
@@ -71,6 +79,7 @@ class PeftLoraConfig:
             ["r", self.rank], ["lora_alpha", self.alpha], ["use_rslora", self.use_rslora], ["use_dora", self.use_dora],
             ["lora_bias", self.lora_bias], ["rank_pattern", list(self.rank_pattern.items())],
             ["alpha_pattern", list(self.alpha_pattern.items())],
+            *([["target_parameters", sorted(self.target_parameters.items())]] if self.target_parameters else []),
         ]  # fmt: skip
         return json.dumps(entries).encode()
 
@@ -127,6 +136,7 @@ def parse_peft_config(entries: Mapping[str, Any], place: Path) -> PeftLoraConfig
         base_model=base if isinstance(base, str) else "",
         rank_pattern=ranks,
         alpha_pattern=alphas,
+        target_parameters=read.parameters("target_parameters"),
         _ranks=read.patterns("rank_pattern", ranks),
         _alphas=read.patterns("alpha_pattern", alphas),
     )
@@ -152,6 +162,17 @@ class _Entries:
         if value is not None and not isinstance(value, bool):
             raise AdapterError(self.place, f"entry {entry} is {shown(value)}; it must be true or false")
         return bool(value)
+
+    def parameters(self, entry: str) -> dict[str, list[str]]:
+        """Ends of names of parameters, by the end of their module's name."""
+        value = self.entries.get(entry) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+            raise AdapterError(self.place, f"entry {entry} is {shown(value)}; it must be a list of names")
+        found: dict[str, list[str]] = {}
+        for target in sorted(value):
+            holder, _, name = target.rpartition(".")
+            found.setdefault(holder or EXPERTS, []).append(name)
+        return found
 
     def pattern(self, entry: str, check: Any) -> dict[str, Any]:
         value = self.entries.get(entry)

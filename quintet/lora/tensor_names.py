@@ -8,6 +8,7 @@ from quintet.lora.errors import AdapterError, shown
 A, B, BIAS, MAGNITUDE = "lora_A", "lora_B", "lora_B.bias", "lora_magnitude_vector"
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
 SAVED = "saved"  # a whole tensor of the base model
+BASE_LAYER = ".base_layer"  # behind a module of several parameters that have LoRA (target_parameters)
 BASE_COPY = "base copy"  # the same, which was not trained: of an embedding that has LoRA, or was enlarged
 UNUSED = "unused"  # a copy of what modules_to_save replaced
 
@@ -57,11 +58,6 @@ def role_of(raw: str, file: Path) -> TensorRole:
 def _lora(raw: str, module: list[str], kind: str, rest: list[str], file: Path) -> TensorRole:
     """`rest` follows lora_A and the like: the adapter's name or none, then weight or bias."""
     path = ".".join(module)
-    if "base_layer" in module:
-        raise AdapterError(
-            file, f"tensor {shown(raw)} is of a parameter within another (target_parameters), such as fused experts, "
-            "which is not supported; merge the adapter into its base model with PEFT",
-        )  # fmt: skip
     last, count = rest[-1:], len(rest)
     role = ""
     if kind in (A, B) and count in (1, 2) and last == ["weight"]:

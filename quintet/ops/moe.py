@@ -1,6 +1,7 @@
 """Specifications of the mixture of experts: routing of tokens, and the experts' outputs."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn import functional
 from quintet.interface.weights import Matrix
 from quintet.ops.activation import activate, gated
 from quintet.ops.linear import linear
+from quintet.ops.lora import add_lora
 from quintet.ops.registry import Op
 
 
@@ -196,12 +198,9 @@ def biased_experts(
     gate_up, down = stacks
 
     def serve(rows: Tensor, counts: Tensor) -> Tensor:
-        ends = counts.cumsum(0)
-        owners = (torch.arange(len(rows), device=rows.device)[:, None] >= ends).sum(-1)
-        owners = owners.clamp(max=len(down.values) - 1)  # rows without an expert, which count for nothing
-        both = _grouped(rows, gate_up, counts) + torch.index_select(biases[0], 0, owners)
+        both = _grouped(rows, gate_up, counts) + _of_owners(biases[0], counts, len(rows))
         inner = clamped(both, clamp)
-        return _grouped(inner, down, counts) + torch.index_select(biases[1], 0, owners)
+        return _grouped(inner, down, counts) + _of_owners(biases[1], counts, len(rows))
 
     # an id outside of 0..E-1 adds nothing, and a bias is added to every row
     known = (ids >= 0) & (ids < len(down.values))
@@ -214,6 +213,80 @@ def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
     pairs = both.float().reshape(both.shape[0], -1, 2)
     gate, up = pairs[:, :, 0].clamp(max=limit), pairs[:, :, 1].clamp(-limit, limit)
     return ((up + 1) * (gate / (1 + (gate * -alpha).exp()))).to(both.dtype)
+
+
+class ExpertGate(NamedTuple):
+    """Computation of experts between their two products."""
+
+    kind: str = ""  # gated()'s; "": biased_experts()'s gate
+    biases: tuple[Tensor, Tensor] | None = None  # [E, 2 I] and [E, D]
+    clamp: tuple[float, float] = (0.0, 0.0)
+
+
+class ExpertsLoRA(NamedTuple):
+    """Adapters of experts as add_lora() takes them: expert e of the adapter in slot s is number (s - 1) E + e."""
+
+    gate_up_a: Tensor  # [S E, P, R, D]
+    gate_up_b: Tensor  # [S E, R, 2 I]
+    down_a: Tensor  # [S E, 1, R, I]
+    down_b: Tensor  # [S E, R, D]
+    ranks: Tensor  # [S E, P + 1] int32: rows of each part of gate_up, and of down
+    slots: Tensor  # [T] int32: 1 + a token's slot, 0: none
+    columns: tuple[tuple[int, int], ...]  # (part, width) of the outputs of gate_up
+
+
+class ExpertProducts(NamedTuple):
+    """Products that lora_experts() is made of."""
+
+    experts: int
+    multiply: Callable[[Tensor, int, Tensor], Tensor]  # rows sorted by expert, by stack 0 or 1, and the experts' counts
+    add_lora: Callable[..., Tensor]
+
+
+@Op
+def lora_experts(
+    x: Tensor, stacks: tuple[Matrix, Matrix], gate: ExpertGate, weights: Tensor, ids: Tensor, lora: ExpertsLoRA
+) -> Tensor:
+    """experts(), quantized_experts() or, with biases, biased_experts(), with add_lora() after each of both products.
+
+    A token without an adapter has their result, to the bit. Called in steps with adapters, where
+    Capabilities.lora_experts is set.
+    """
+
+    def multiply(rows: Tensor, stack: int, counts: Tensor) -> Tensor:
+        return _grouped(rows, stacks[stack], counts)
+
+    products = ExpertProducts(len(stacks[0].values), multiply, add_lora.reference)
+    return run_lora_experts(x, gate, weights, ids, lora, products)
+
+
+def run_lora_experts(
+    x: Tensor, gate: ExpertGate, weights: Tensor, ids: Tensor, lora: ExpertsLoRA, products: ExpertProducts
+) -> Tensor:
+    """lora_experts() by these products."""
+    num, parts = products.experts, lora.ranks.shape[1] - 1
+    known = (ids >= 0) & (ids < num)
+    adapters = torch.where(known & (lora.slots[:, None] > 0), (lora.slots[:, None] - 1) * num + ids + 1, 0)
+    adapters = adapters.reshape(-1)[_by_expert(ids, num)[1]].to(torch.int32)  # of the sorted rows
+
+    def serve(rows: Tensor, counts: Tensor) -> Tensor:
+        both = products.multiply(rows, 0, counts)
+        both = products.add_lora(both, rows, lora.gate_up_a, lora.gate_up_b, lora.ranks, adapters, 0, lora.columns)
+        if gate.biases is None:
+            inner = gated.reference(both, gate.kind)
+        else:
+            inner = clamped(both + _of_owners(gate.biases[0], counts, len(rows)), gate.clamp)
+        out, whole = products.multiply(inner, 1, counts), ((0, rows.shape[1]),)
+        out = products.add_lora(out, inner, lora.down_a, lora.down_b, lora.ranks, adapters, parts, whole)
+        return out if gate.biases is None else out + _of_owners(gate.biases[1], counts, len(rows))
+
+    return run_by_expert(x, torch.where(known, weights, 0.0), ids, num, serve)
+
+
+def _of_owners(biases: Tensor, counts: Tensor, rows: int) -> Tensor:
+    """Each row's bias; of rows without an expert, which count for nothing, the last one's."""
+    owners = (torch.arange(rows, device=counts.device)[:, None] >= counts.cumsum(0)).sum(-1)
+    return torch.index_select(biases, 0, owners.clamp(max=len(biases) - 1))
 
 
 def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
@@ -241,11 +314,15 @@ def run_by_expert(
     x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """experts() around `serve`: rows [T k, D], sorted by expert, and counts [num] -> what comes out of each row."""
-    k = ids.shape[1]
-    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; num: no expert here
-    order = torch.sort(flat, stable=True).indices
+    k, (flat, order) = ids.shape[1], _by_expert(ids, num)
     counts = (flat[:, None] == torch.arange(num, device=x.device)).sum(0, dtype=torch.int32)
     rows = torch.index_select(x, 0, torch.div(order, k, rounding_mode="floor"))
     back = torch.sort(order).indices  # where each (token, j) went
     each = torch.index_select(serve(rows, counts), 0, back).reshape(*ids.shape, x.shape[1])
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+def _by_expert(ids: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """Experts of all (token, j) [T k], `num` where none is here, and their order by expert."""
+    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)
+    return flat, torch.sort(flat, stable=True).indices

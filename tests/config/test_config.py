@@ -174,7 +174,8 @@ SAMPLES |= {"expert_placement_strategy": "round_robin", "all2all_backend": "naiv
 SAMPLES |= {"limit_mm_per_prompt": '{"image": 2}', "optimization_level": "2", "attention_backend": "triton"}
 SAMPLES |= {"mm_processor_kwargs": '{"max_pixels": 4096}', "media_io_kwargs": '{"video": {"num_frames": 8}}'}
 NESTED = {each.name: each.metadata["nested"] for each in setting_fields(EngineConfig) if "nested" in each.metadata}
-ALONE = [each for each in setting_fields(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
+SEVERAL = ("capture_sizes", "lora_target_modules")  # values of one flag
+ALONE = [each for each in setting_fields(EngineConfig) if each.name not in (*NESTED, *SEVERAL)]
 
 
 def _parser() -> flags.Parser:
@@ -194,6 +195,16 @@ def test_every_field_has_its_flags_and_they_set_it_alone(field: dataclasses.Fiel
     if isinstance(field.default, bool):
         off = "--no-" + field.name.replace("_", "-")
         assert flags.given_settings(_parser().parse([off]), EngineConfig) == {field.name: False}
+
+
+def test_several_names_follow_one_flag() -> None:
+    typed = _parser().parse(["--lora-target-modules", "q_proj", "experts"])
+    given = flags.given_settings(typed, EngineConfig)
+    assert EngineConfig("m", **given).lora_target_modules == ("q_proj", "experts")
+    assert EngineConfig("m", lora_target_modules="all").lora_target_modules == ("all",)
+    for wrong in ([], "", ["q_proj", ""], [7]):
+        with pytest.raises(ValueError, match="lora_target_modules"):
+            EngineConfig("m", lora_target_modules=wrong)
 
 
 def test_several_numbers_follow_one_flag() -> None:

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from quintet.lora.adapter import LoRAAdapter, LoRABounds, adapter_digest, read_adapter, write_adapter
 from tests.helpers.checkpoints.lora import causal_lm, randomize, sequence_classifier
@@ -69,6 +70,47 @@ SORTS: dict[str, dict[str, Any]] = {
     "gaussian": {"init_lora_weights": "gaussian"},
     "fan in": {"fan_in_fan_out": True},
 }
+
+
+def mixtral() -> MixtralForCausalLM:
+    """Random weights; each layer has stacks of three experts."""
+    torch.manual_seed(1)
+    config = MixtralConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=2, pad_token_id=0,
+    )  # fmt: skip
+    return MixtralForCausalLM(config).eval()
+
+
+STACKS: dict[str, dict[str, Any]] = {
+    "both": {"target_parameters": ["experts.down_proj", "experts.gate_up_proj"]},
+    "one": {"target_parameters": ["mlp.experts.down_proj"], "use_rslora": True},
+    "of one layer": {"target_parameters": ["1.mlp.experts.gate_up_proj"], "target_modules": ["q_proj"]},
+    "patterns": {
+        "target_parameters": ["gate_up_proj", "down_proj"],
+        "rank_pattern": {r".*\.gate_up_proj": 8},
+        "alpha_pattern": {"experts.down_proj": 3},
+    },
+    "a router": {"target_parameters": ["mlp.gate.weight", "experts.gate_up_proj"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("sort", STACKS)
+def test_the_change_of_each_stack_is_pefts(sort: str, tmp_path: Path) -> None:
+    settings = {"r": 4, "lora_alpha": 6, "target_modules": [], **STACKS[sort]}
+    save(randomize(get_peft_model(mixtral(), LoraConfig(**settings))), tmp_path)
+    adapter, model = read_adapter(tmp_path, BOUNDS), PeftModel.from_pretrained(mixtral(), tmp_path)
+    wanted = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            path, last = name.removeprefix("base_model.model."), getattr(module, "parameter_name", "weight")
+            path = path.replace(".base_layer", "")
+            wanted[path if last == "weight" else f"{path}.{last}"] = module.get_delta_weight("default")
+    assert set(wanted) == set(adapter.modules)
+    for path, change in wanted.items():
+        torch.testing.assert_close(delta(adapter, path), change)
+    assert adapter.rank == max(settings.get("rank_pattern", {"": 4}).values())
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

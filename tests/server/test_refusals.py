@@ -29,7 +29,7 @@ COMMANDS = (
 )
 # Any text will do, or the list is checked as a whole: those that can be wrong are below.
 TAKE_ANYTHING = {
-    "--lora-modules", "--lora-hub-repos", "--lora-path",
+    "--lora-modules", "--lora-hub-repos", "--lora-path", "--lora-target-modules",
     "--disable-access-log-for-endpoints", "--kv-events-config.topic",
     "--profiler-config.torch-profiler-dir", "--middleware",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",

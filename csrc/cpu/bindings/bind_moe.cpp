@@ -4,8 +4,12 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include <nanobind/stl/vector.h>
 
 #include "cpu/bindings/bind.h"
+#include "cpu/bindings/bind_checks.h"
 #include "cpu/graph.h"
 #include "cpu/kernels/elementwise.h"
 #include "cpu/moe/moe.h"
@@ -97,7 +101,8 @@ void multiply(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t wei
 
 void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t gate_up, uintptr_t down, uintptr_t weights,
            uintptr_t ids, uintptr_t first, uintptr_t second, uintptr_t numbers, long tokens, long count, long k, long hidden,
-           long inner, int activation, uintptr_t gate_up_bias, uintptr_t down_bias, float alpha, float limit) {
+           long inner, int activation, uintptr_t gate_up_bias, uintptr_t down_bias, float alpha, float limit,
+           const std::vector<long>& lora) {
     const LinearType type = static_cast<LinearType>(type_of(kind));
     within("tokens", tokens, 0, INT32_MAX);
     within("experts", count, 1, INT32_MAX);
@@ -109,13 +114,14 @@ void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, uintptr_t gate_u
     const nb::gil_scoped_release released;
     submit(experts, {at(out), at(x), at(gate_up), at(down), at<const float>(weights), at<const int32_t>(ids), at(first),
                      at(second), at<int32_t>(numbers), tokens, count, k, hidden, inner, x_stride, activation, type,
-                     at(gate_up_bias), at(down_bias), alpha, limit});
+                     at(gate_up_bias), at(down_bias), alpha, limit, experts_lora(lora, count)});
 }
 
 }  // namespace
 
 void bind_moe(nb::module_& m) {
     m.attr("EXPERT_BIASES") = true;  // experts() and quantized_experts() know them
+    m.attr("EXPERT_LORA") = true;    // and adapters of experts
     m.def("route", &choose<false>, nb::arg("kind"), nb::arg("weights"), nb::arg("ids"), nb::arg("logits"), nb::arg("bias"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("stride"), nb::arg("k"), nb::arg("groups"), nb::arg("kept"),
           nb::arg("renormalize"),
@@ -143,10 +149,12 @@ void bind_moe(nb::module_& m) {
           nb::arg("down"), nb::arg("weights"), nb::arg("ids"), nb::arg("first"), nb::arg("second"), nb::arg("numbers"),
           nb::arg("tokens"), nb::arg("experts"), nb::arg("k"), nb::arg("hidden"), nb::arg("inner"), nb::arg("activation"),
           nb::arg("gate_up_bias") = 0, nb::arg("down_bias") = 0, nb::arg("alpha") = 0.0F, nb::arg("limit") = 0.0F,
+          nb::arg("lora") = std::vector<long>{},
           "x [tokens, hidden] through the gated experts of each token, added up by float32 weights [tokens, k] in the order "
           "of k. Scratch: `first` [tokens k, max(hidden, inner)], `second` [tokens k, max(hidden, 2 inner)], int32 "
-          "`numbers` [tokens k + 2 experts]. With biases [experts, 2 inner] and [experts, hidden], outputs of gate and up take "
-          "turns, and what comes out of them is (up + 1) * gate * sigmoid(alpha * gate), both within the limit.");
+          "`numbers` [tokens k + 2 experts], and with adapters 2 tokens k more. With biases [experts, 2 inner] and [experts, hidden], outputs of gate and up take "
+          "turns, and what comes out of them is (up + 1) * gate * sigmoid(alpha * gate), both within the limit. `lora`: empty, "
+          "or the addresses and sizes of adapters in the order of ExpertsLora in csrc/cpu/moe/moe.h.");
 }
 
 }  // namespace quintet::cpu

@@ -68,7 +68,7 @@ ExpertsStack stack_of(const std::vector<long>& f, LinearType type, long inputs, 
 void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, const std::vector<long>& gate_up,
            const std::vector<long>& down, uintptr_t weights, uintptr_t ids, uintptr_t first, uintptr_t second,
            uintptr_t numbers, long tokens, long count, long k, long hidden, long inner, int activation,
-           uintptr_t gate_up_bias, uintptr_t down_bias, float alpha, float limit) {
+           uintptr_t gate_up_bias, uintptr_t down_bias, float alpha, float limit, const std::vector<long>& lora) {
     expect(tokens >= 0 && tokens <= INT32_MAX && count >= 1 && count <= INT32_MAX, "tokens and experts are counted in 32 bits");
     expect(k >= 1 && k <= INT32_MAX / std::max(1L, tokens), "rows are counted in 32 bits");
     expect(hidden >= 1 && hidden <= INT32_MAX && inner >= 1 && inner <= INT32_MAX / 2, "experts have features");
@@ -79,7 +79,8 @@ void serve(int kind, uintptr_t out, uintptr_t x, long x_stride, const std::vecto
                             reinterpret_cast<const float*>(weights), reinterpret_cast<const int32_t*>(ids),
                             reinterpret_cast<void*>(first), reinterpret_cast<void*>(second),
                             reinterpret_cast<int32_t*>(numbers), tokens, count, k, hidden, inner, x_stride, activation, type,
-                            reinterpret_cast<const void*>(gate_up_bias), reinterpret_cast<const void*>(down_bias), alpha, limit};
+                            reinterpret_cast<const void*>(gate_up_bias), reinterpret_cast<const void*>(down_bias), alpha, limit,
+                            experts_lora(lora, count)};
     const QuantizedExpertsCall call{plain, stack_of(gate_up, type, hidden, 2 * inner), stack_of(down, type, inner, hidden)};
     const nb::gil_scoped_release released;
     submit(quantized_experts, call);
@@ -92,7 +93,7 @@ void bind_moe_quantized(nb::module_& m) {
           nb::arg("gate_up"), nb::arg("down"), nb::arg("weights"), nb::arg("ids"), nb::arg("first"), nb::arg("second"),
           nb::arg("numbers"), nb::arg("tokens"), nb::arg("experts"), nb::arg("k"), nb::arg("hidden"), nb::arg("inner"),
           nb::arg("activation"), nb::arg("gate_up_bias") = 0, nb::arg("down_bias") = 0, nb::arg("alpha") = 0.0F,
-          nb::arg("limit") = 0.0F,
+          nb::arg("limit") = 0.0F, nb::arg("lora") = std::vector<long>{},
           "experts() with quantized stacks, each a list: whether its numbers are 8-bit floats; scheme (or format), groups (or "
           "inputs of a group), span, powers, table; addresses of weight, scales, zeros and mins; bytes from expert to expert "
           "of these four.");

@@ -140,7 +140,8 @@ void multiply_rows(Plan& plan, const LoraCall& call, const LoraKernels& kernels,
     LoraDown down{};
     for (long t = 0; t < block.tokens; ++t) {
         down.low[t] = low_of(plan, call, block, t, item.part) + item.first;
-        down.x[t] = at(call.x, plan.order[static_cast<size_t>(block.first + t)] * call.x_stride, call);
+        const long token = plan.order[static_cast<size_t>(block.first + t)];
+        down.x[t] = at(call.x, (call.x_rows ? call.x_rows[token] : token) * call.x_stride, call);
     }
     const long row = (block.adapter * call.parts + item.part) * call.rank + item.first;
     down.a = at(call.a, row * call.inputs, call);

@@ -18,6 +18,7 @@ struct LoraCall {
     long tokens, inputs, outputs, adapters, parts, rank, stretches;
     long y_stride, x_stride, ranks_stride;
     FloatType type;
+    const int32_t* x_rows = nullptr;  // [T]: where each row of y has its x; null: in the same row
 };
 
 // y + (x A^T) B of each token's adapter. A token's result is its own, whatever tokens stand beside it and whatever number of

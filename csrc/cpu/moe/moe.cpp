@@ -60,6 +60,49 @@ void for_owned(const ExpertsCall& call, long rows, long bytes, const Each& each)
     });
 }
 
+// [T k]: the token of each sorted row; then [T k]: its adapter, as LoraCall has them.
+int32_t* adapted_rows(const ExpertsCall& call) { return call.numbers + call.tokens * call.k + 2 * call.experts; }
+
+void find_adapters(const ExpertsCall& call) {
+    const ExpertsLora& lora = call.lora;
+    if (!lora.slots) return;
+    const long pairs = call.tokens * call.k;
+    int32_t* const rows = adapted_rows(call);
+    for (long i = 0; i < pairs; ++i) {
+        const long row = call.numbers[i], slot = lora.slots[i / call.k];
+        if (row < 0) continue;
+        rows[row] = static_cast<int32_t>(i / call.k);
+        const bool has_adapter = slot > 0 && slot <= lora.slot_count;
+        rows[pairs + row] = has_adapter ? static_cast<int32_t>((slot - 1) * call.experts + call.ids[i] + 1) : 0;
+    }
+}
+
+// Adds what the rows' adapters change to the outputs of the first product, or of the second, which are in `second`.
+void add_adapters(const ExpertsCall& call, long rows, bool is_first) {
+    const ExpertsLora& lora = call.lora;
+    if (!lora.slots) return;
+    const long outputs = is_first ? 2 * call.inner : call.hidden;
+    add_lora({.y = call.second,
+              .x = is_first ? call.x : call.first,
+              .a = is_first ? lora.gate_up_a : lora.down_a,
+              .b = is_first ? lora.gate_up_b : lora.down_b,
+              .ranks = lora.ranks + (is_first ? 0 : lora.parts),
+              .slots = adapted_rows(call) + call.tokens * call.k,
+              .columns = lora.columns + (is_first ? 0 : 2 * lora.stretches),
+              .tokens = rows,
+              .inputs = is_first ? call.hidden : call.inner,
+              .outputs = outputs,
+              .adapters = lora.slot_count * call.experts,
+              .parts = is_first ? lora.parts : 1,
+              .rank = lora.rank,
+              .stretches = is_first ? lora.stretches : 1,
+              .y_stride = outputs,
+              .x_stride = is_first ? call.x_stride : call.inner,
+              .ranks_stride = lora.parts + 1,
+              .type = static_cast<FloatType>(call.type),
+              .x_rows = is_first ? adapted_rows(call) : nullptr});
+}
+
 // From second [rows, 2 inner] to first [rows, inner].
 void activate(const ExpertsCall& call, long rows) {
     const FloatType type = static_cast<FloatType>(call.type);
@@ -141,8 +184,11 @@ void experts_by(const ExpertsCall& call, const ExpertsProduct& gate_up, const Ex
     const long rows = sort_by_expert(call);
     gate_up.multiply(gate_up.stack, {counts, call.experts, rows, call.numbers, call.tokens, call.k}, call.second, call.x,
                      call.x_stride, call.first);
+    find_adapters(call);
+    add_adapters(call, rows, true);
     activate(call, rows);
     down.multiply(down.stack, {counts, call.experts, rows}, call.second, call.first, call.inner, nullptr);
+    add_adapters(call, rows, false);
     add_down_bias(call, rows);
     sum_by_token(call, size_of(static_cast<FloatType>(call.type)));
 }

@@ -8,6 +8,7 @@
 
 #include "cpu/kernels/floats.h"
 #include "cpu/linear/linear.h"
+#include "cpu/linear/lora.h"
 #include "cpu/linear/panels.h"
 
 namespace quintet::cpu {
@@ -64,6 +65,16 @@ struct GroupedCall {
 // Throws std::invalid_argument for counts that are below 0, or more than there are rows.
 void grouped_linear(const GroupedCall& call);
 
+// Adapters of experts, beside both products: number s experts + e is that of expert e in slot s.
+struct ExpertsLora {
+    const int32_t* slots = nullptr;       // [T]: 1 + a token's slot, or 0; null: there are no adapters
+    const int32_t* ranks = nullptr;       // [adapters, parts + 1]: rows of gate_up's parts, and of down
+    const int32_t* columns = nullptr;     // [stretches, 2] of gate_up's outputs, as in LoraCall, and those of down
+    const void *gate_up_a = nullptr, *gate_up_b = nullptr;  // [adapters, parts, rank, hidden], [adapters, rank, 2 inner]
+    const void *down_a = nullptr, *down_b = nullptr;        // [adapters, rank, inner], [adapters, rank, hidden]
+    long slot_count = 0, parts = 0, rank = 0, stretches = 0;
+};
+
 struct ExpertsCall {
     void* out;                      // [T, hidden]
     const void* x;                  // [T, hidden]
@@ -72,7 +83,7 @@ struct ExpertsCall {
     const int32_t* ids;             // [T, k]
     void* first;                    // scratch [T k, max(hidden, inner)]
     void* second;                   // scratch [T k, max(hidden, 2 inner)]
-    int32_t* numbers;               // scratch [T k + 2 experts]
+    int32_t* numbers;               // scratch [T k + 2 experts]; with adapters 2 T k more
     long tokens, experts, k, hidden, inner;
     long x_stride;                  // from token to token
     int activation;                 // below kActivations of kernels/elementwise.h
@@ -81,6 +92,7 @@ struct ExpertsCall {
     // what comes out of them
     const void *gate_up_bias = nullptr, *down_bias = nullptr;
     float alpha = 0.0F, limit = 0.0F;
+    ExpertsLora lora = {};
 };
 
 void experts(const ExpertsCall& call);

@@ -7,7 +7,7 @@ import torch
 from quintet.conformance.cases.attention import ATTENTION_OPS
 from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
 from quintet.conformance.cases.linear import PRODUCTS
-from quintet.conformance.cases.lora import LORA
+from quintet.conformance.cases.lora import LORA, lora_experts
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
@@ -214,8 +214,7 @@ def biased_experts(dtype: torch.dtype) -> Iterator[Case]:
     """Some of the gate's numbers are past the limit."""
     for what, (x, gate_up, down, weights, ids, kind) in experts(dtype):
         if kind == "silu":
-            num, hidden, inner = down.shape
-            biases = randn(num, 2 * inner, dtype=dtype), randn(num, hidden, dtype=dtype)
+            biases = randn(*gate_up.shape[:2], dtype=dtype), randn(*down.shape[:2], dtype=dtype)
             yield what, (x, (Matrix(gate_up), Matrix(down)), biases, weights, ids, (1.702, 0.9))
 
 
@@ -272,6 +271,7 @@ CASES: dict[str, Cases] = {
     "by_heads": by_heads,
     "embedding": embedding,
     "experts": experts,
+    "lora_experts": lambda dtype: lora_experts(experts, dtype),
     "gated": activations,
     "gather_pages": gather_pages,
     "grouped_linear": grouped_linear,

@@ -26,15 +26,15 @@ from quintet.ops.registry import of_kind
 
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"biased_experts": 2, "experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2} | {
-    "ungated_experts": 2
-}
+    "ungated_experts": 2, "lora_experts": 2
+}  # fmt: skip
 
 # called only where such weights are kept as they are (Capabilities.weight_formats)
 KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("embedding", "tables")}
 # ops with results made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",
-    "as_large", "keep_above", "scale_adapted", "scale_rows", "ungated_experts",
+    "as_large", "keep_above", "scale_adapted", "scale_rows", "ungated_experts", "lora_experts",
 )  # fmt: skip
 PAIRS = ("add_lora", "norm_rotary", "pair_rotary", "rotary")
 POISONED = 1  # the row
@@ -145,6 +145,7 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
         raise NotSupported("no layer calls it: Platform.supports_states is False")
     if name in LORA and not there.facts.lora:
         raise NotSupported("no product has adapters beside it: Capabilities.lora is False")
+    _require_lora_of_experts(there, name)
     if name in EXPERT_PLACEMENT and there.facts.spmd:
         raise NotSupported("no expert is one rank's: Capabilities.spmd is True, one process drives all devices")
     kept, them = KEPT.get(name, ("", ""))
@@ -216,9 +217,15 @@ def _compare(
         require_close(result, got, want)
 
 
+def _require_lora_of_experts(there: Subject, name: str) -> None:
+    if name == "lora_experts" and not there.facts.lora_experts:
+        raise NotSupported("no expert has adapters beside it: Capabilities.lora_experts is False")
+
+
 def _rows_unchanged(subject: Subject, name: str, dtype: torch.dtype) -> None:
     """The rows beside a poisoned one are what they are without it."""
     there = subject.with_new_platform() if subject.facts.ops_only else subject
+    _require_lora_of_experts(there, name)
     what, args = next(case for case in CASES[name](dtype) if case[1][0].shape[0] >= 3)
     poisoned = [(f"{what}, {poison} in row {POISONED}", _poisoned(name, args, poison)) for poison in POISONS]
     clean = _wanted(name, args)

@@ -125,7 +125,7 @@ class ModelPart:
         self.row_store = build.row_store
         if self.row_store is not None:
             self.row_store.attach(self.model, self.model.width)
-        self._adaptable = adaptable_modules(self.model) if sizes.lora is not None else frozenset()
+        self._adaptable = {} if sizes.lora is None else adaptable_modules(self.model, sizes.lora)
         self._lora_sizes = sizes.lora
         self.lora: LoRAPools | None = None
         self._storing: StoreThread | None = None  # puts the weights into an automatic cache

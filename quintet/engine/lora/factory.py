@@ -36,7 +36,9 @@ def lora_sizes(config: EngineConfig, facts: Capabilities, platform: str, dtype: 
             f"lora_dtype={config.lora_dtype!r}: adapters are held in the model's type, {name_of(dtype)}; leave it out, "
             "or set dtype"
         )
-    return LoRASizes(config.max_loras, config.max_lora_rank, by_torch=not facts.ops_only)
+    return LoRASizes(
+        config.max_loras, config.max_lora_rank, not facts.ops_only, config.lora_target_modules, facts.lora_experts
+    )
 
 
 def make_lora(config: EngineConfig, ranks: WorkerGroup, role: LoRARole, adapt_heads: AdaptHeads) -> LoRAManager | None:

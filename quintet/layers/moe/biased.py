@@ -5,6 +5,7 @@ from torch import Tensor
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Shards, replicated
 from quintet.layers.moe.moe import DOWN, Experts, MoE, MoESizes, router
+from quintet.ops.moe import ExpertGate
 
 BOTH = "gate_up_proj"  # of each expert: gate's outputs and up's take turns
 
@@ -52,12 +53,13 @@ class BiasedExperts(Experts):
     def _reads_floats(self, parent: str) -> bool:
         return self._build.quantization.reader(f"{parent}{self._names[0]}.{BOTH}") is None
 
-    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        ids = self._here(x, ids)
-        stacks = (self._stack("gate_up"), self._stack("down"))
-        share: Tensor = self.ops.biased_experts(
-            x, stacks, (self.gate_up_bias, self.down_bias), weights, ids, self._clamp
-        )
+    @property
+    def gate(self) -> ExpertGate:
+        return ExpertGate("", (self.gate_up_bias, self.down_bias), self._clamp)
+
+    def _share(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        biases = self.gate_up_bias, self.down_bias
+        share: Tensor = self.ops.biased_experts(x, self.stacks, biases, weights, ids, self._clamp)
         return share
 
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated, vector_weight
 from quintet.layers.linear import ColumnParallelLinear
+from quintet.layers.lora_step import LORA_POOL, LoRAStep
 from quintet.layers.mlp import GatedMLP, activation_name
 from quintet.layers.moe.expert_placement import RankExperts
 from quintet.layers.quantization import QuantizationPlan
+from quintet.ops.moe import ExpertGate
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
 
@@ -70,8 +72,11 @@ class Experts(Layer):
         self.loads: Tensor
         self._held: dict[str, tuple[WeightFormat, WeightReader | None]] = {}  # of each stack, once settled
         self.quantized = False  # both stacks, or none
+        self._lora: LoRAStep | None = None  # where there is a pool of adapters beside both products
         self.gate_up: Tensor
         self.down: Tensor
+
+    takes_lora: ClassVar[bool] = True  # adapters may change them
 
     def finalize(self, path: str) -> None:
         """The formats of both stacks, and the provider for them."""
@@ -150,13 +155,48 @@ class Experts(Layer):
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
         ids = self._here(x, ids)
+        if self._lora is not None and self._lora.slots is not None:
+            adapted: Tensor = self._modules[LORA_POOL](x, self, weights, ids)  # type: ignore[misc]
+            return adapted
+        return self._share(x, weights, ids)
+
+    def _share(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """forward() without adapters, by the experts' places here."""
         if self.quantized:
-            held: Tensor = self.ops.quantized_experts(
-                x, self._stack("gate_up"), self._stack("down"), weights, ids, self.kind
-            )
+            held: Tensor = self.ops.quantized_experts(x, *self.stacks, weights, ids, self.kind)
             return held
         share: Tensor = self.ops.experts(x, self.gate_up, self.down, weights, ids, self.kind)
         return share
+
+    def add_lora_pool(self, pool: nn.Module) -> None:
+        """Has a pool of adapters compute the steps that have adapters: a module with forward(x, self, weights, ids)."""
+        self._lora = self._build.lora
+        self.add_module(LORA_POOL, pool)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Inputs of an expert, and features inside it, of all ranks."""
+        return self._hidden, self._width
+
+    @property
+    def is_mixture(self) -> bool:
+        """True if tokens choose among several."""
+        return len(self._names) > 1
+
+    @property
+    def moves_experts(self) -> bool:
+        """True if experts may go to other ranks while the model runs."""
+        return self.rank_experts is not None and self.rank_experts.eplb
+
+    @property
+    def stacks(self) -> tuple[Matrix, Matrix]:
+        """Both stacks, as this rank has them."""
+        return self._stack("gate_up"), self._stack("down")
+
+    @property
+    def gate(self) -> ExpertGate:
+        """Computation between both products."""
+        return ExpertGate(self.kind)
 
     def _stack(self, name: str) -> Matrix:
         """Quantized, or plain."""
@@ -289,6 +329,11 @@ class Float32Linear(ColumnParallelLinear):
 def paired_shards(width: int, size: int) -> Shards:
     """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
     return Shards(width, padded_shards(-(-width // 2), size).times(2).ranges)
+
+
+def slices_of(stack: Weight) -> tuple[CheckpointSlice, ...]:
+    """Returns the slices of all experts of a stack, those of other ranks last."""
+    return (*stack.slices, *stack.remote_slices)
 
 
 def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

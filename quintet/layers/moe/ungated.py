@@ -15,6 +15,8 @@ from quintet.layers.moe.moe import DOWN, UP, Experts, MoE, MoESizes
 class UngatedExperts(Experts):
     """Stacks [E, I, D] and [E, D, I], held in floats: those of quantized files become floats while they are loaded."""
 
+    takes_lora = False  # lora_experts() has gates
+
     def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
         super().__init__(
             replace(build, quantization=replace(build.quantization, supported_kinds=None)), sizes, kind, names
@@ -36,8 +38,7 @@ class UngatedExperts(Experts):
             stacked("down", DOWN, (self._hidden, self._width), 1),
         ]
 
-    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        ids = self._here(x, ids)
+    def _share(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         share: Tensor = self.ops.ungated_experts(x, self.up, self.down, weights, ids, self.kind)
         return share
 

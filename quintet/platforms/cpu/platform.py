@@ -146,6 +146,7 @@ class CPU(Platform):
                 [*SCHEMES, *(BESIDE if _can_pack() else ("grouped",)), *["embedding"] * _can_look_up_packed()]
             ),
             lora=load_extension() is None or hasattr(load_extension(), "add_lora"),  # an older one lacks it
+            lora_experts=load_extension() is None or hasattr(load_extension(), "EXPERT_LORA"),
             sleep=True,
             batch_invariant=True,
             processes=True,

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quintet.lora import stacks
 from quintet.lora.adapter import AdapterError, LoRAAdapter, LoRAWeights
-from quintet.lora.merge import merged_bias, merged_weight
+from quintet.lora.merge import merged_bias, merged_stack, merged_weight
 from quintet.lora.peft_config import PeftLoraConfig
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -18,6 +19,9 @@ HEADS = ("lm_head", "embed_out")
 # Models whose weights are [inputs, outputs] in transformers' Conv1D, and the modules that are such.
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
+# an expert's matrices that a stack of transformers 5 holds, as files of transformers 4 call them
+MATRICES = {stacks.GATE_UP: ("gate_proj", "up_proj"), stacks.DOWN: ("down_proj",)}
+MIXTRAL_MATRICES = {stacks.GATE_UP: ("w1", "w3"), stacks.DOWN: ("w2",)}
 _SHOWN = 8  # names that an error lists
 # transformers 5 gives parts of a wrapped model names within `model`; checkpoints keep those of older versions.
 _RENAMED = (
@@ -72,7 +76,8 @@ class MergePlan:
             return tensor
         start = tensor if change.saved is None else change.saved
         if change.weight is not None:
-            return merged_weight(start, change.weight, change.transposed, tensor.dtype)
+            merge = merged_stack if change.weight.is_stack else merged_weight
+            return merge(start, change.weight, change.transposed, tensor.dtype)
         start = start.to(tensor.dtype)
         return start if change.bias is None else merged_bias(start, change.bias)
 
@@ -102,6 +107,9 @@ class _Planner:
         for name, saved in self.adapter.saved.items():
             self._change(plan, name, missing).saved = saved
         for path, weights in self.adapter.modules.items():
+            if weights.is_stack:
+                self._change_experts(plan, path, weights, missing)
+                continue
             self._change(plan, f"{path}.weight", missing).weight = weights
             if weights.bias is not None:
                 self._change(plan, f"{path}.bias", missing).bias = weights
@@ -116,6 +124,32 @@ class _Planner:
         if plan.tied is not None and plan.rows and plan.tied.head not in plan.changes:
             plan.tied = TiedPair(plan.tied.embedding, plan.tied.head, plan.tied.stored, follows=True)
         return plan
+
+    def _change_experts(self, plan: MergePlan, path: str, weights: LoRAWeights, missing: list[str]) -> None:
+        """A stack of the base, or the matrices of each of its experts."""
+        if any(each in self.tensors for each in self._candidates(path)):
+            self._change(plan, path, missing).weight = weights
+            return
+        parent, _, last = path.rpartition(".")
+        for holder, names in (
+            (parent, MATRICES.get(last, (last,))),
+            (parent.replace(".mlp.", ".block_sparse_moe."), MIXTRAL_MATRICES.get(last, (last,))),
+        ):
+            first = next(
+                (each for each in self._candidates(f"{holder}.0.{names[0]}.weight") if each in self.tensors), ""
+            )
+            if first:
+                break
+        else:
+            missing.append(path)
+            return
+        outputs, inputs = self.tensors[first].shape
+        sizes = (outputs, inputs) if last == stacks.DOWN else (inputs, outputs)
+        if stacks.is_transposed(path, self.adapter.modules, sizes):
+            weights = stacks.transposed(weights)
+        for number, own in enumerate(stacks.experts_of(weights, len(names))):
+            expert, part = divmod(number, len(names))
+            self._change(plan, f"{holder}.{expert}.{names[part]}.weight", missing).weight = own
 
     def _change(self, plan: MergePlan, name: str, missing: list[str]) -> Change:
         found = next((each for each in self._candidates(name) if each in self.tensors), None)
@@ -187,8 +221,11 @@ class _Planner:
         for weights, what in ((change.weight, "weight"), (change.bias, "bias")):
             if weights is not None:
                 wanted = _shape_of(weights, what)
-                change.transposed = what == "weight" and self._is_transposed(name, shape, wanted)
-                if (wanted[::-1] if change.transposed else wanted) != shape:
+                is_turned = self._stack_is_transposed if weights.is_stack else self._is_transposed
+                change.transposed = what == "weight" and is_turned(name, shape, wanted)
+                wanted = wanted[::-1] if change.transposed else wanted
+                wanted = (len(weights.lora_a), *wanted) if weights.is_stack else wanted
+                if wanted != shape:
                     raise AdapterError(
                         self.place, f"its change of {name!r} has the shape {list(wanted)}, and the base's tensor "
                         f"{list(shape)}; give the model that the adapter was trained on",
@@ -215,6 +252,14 @@ class _Planner:
         conv1d = self.model_type in CONV1D_MODELS and name.split(".")[-2] in CONV1D_MODULES
         return conv1d or (shape[0] != shape[1] and self.settings.fan_in_fan_out)
 
+    def _stack_is_transposed(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+        """True if a stack is [E, inputs, outputs]. Of square matrices, the stack beside this one tells."""
+        if len(shape) == 3 and shape[1] == shape[2]:
+            other = stacks.with_sibling(name)[1]
+            if other in self.tensors and other in self.adapter.modules:
+                shape, wanted = self.tensors[other].shape, stacks.shape_of(self.adapter.modules[other])
+        return shape[1:] == wanted[::-1] != wanted
+
 
 def _is_head(name: str) -> bool:
     return name.split(".")[-2:] in [[head, "weight"] for head in HEADS]
@@ -222,7 +267,7 @@ def _is_head(name: str) -> bool:
 
 def _shape_of(weights: LoRAWeights, what: str) -> tuple[int, ...]:
     """Shape of the change: [N, K] of a linear layer's weight, [V, H] of an embedding's, [N] of a bias."""
-    outputs, inputs = weights.lora_b.shape[0], weights.lora_a.shape[1]
+    outputs, inputs = stacks.shape_of(weights)
     if what == "bias":
         return (outputs,)
     return (inputs, outputs) if weights.embedding else (outputs, inputs)

@@ -58,8 +58,10 @@ def logits_of(model: Any, ids: list[int]) -> Tensor:
 def served(tiny: Tiny, **settings: Any) -> Iterator[LLM]:
     """An engine with room for adapters."""
     llm = LLM(
-        str(tiny.folder), device="cpu", dtype="float32", skip_tokenizer_init=True, use_tqdm=False, enable_lora=True,
-        weights_cache="none", **{"max_model_len": 64, "kv_cache_memory_bytes": 1 << 24, "max_lora_rank": 8, **settings},
+        str(tiny.folder), device="cpu", skip_tokenizer_init=True, use_tqdm=False, weights_cache="none", **{
+            "dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 1 << 24, "enable_lora": True,
+            "max_lora_rank": 8, **settings,
+        },
     )  # fmt: skip
     try:
         yield llm

@@ -7,12 +7,6 @@ import pytest
 from quintet_tools.checkpoints.tiny import FAMILIES, make
 from tests.e2e.lora.adapters import PROMPTS, adapted, ask, assert_equal_to, logits_of, products, request_of, served
 
-EXPERTS = {"gate_proj", "up_proj", "down_proj"}  # stacks in transformers 5: LoRA of parameters, which is refused
-# what no product of ours is: of families with experts, MLPs that stand beside them in one stack; a latent's K and V,
-# which are multiplied into q and out; convolutions' small parts
-NO_PRODUCT = {
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "llama4_text"), EXPERTS),
-}
 QUICK = ("llama", "gpt2", "phi3", "opt", "gemma3_text", "granitemoehybrid")
 NOT_BY_PEFT = {"mamba", "mamba2", "gemma3n_text"}  # PEFT refuses their modules, or takes lists of modules for one
 CASES = [
@@ -26,14 +20,14 @@ CASES = [
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_an_adapter_of_all_products_gives_the_tokens_of_peft(family: str, variant: str, tmp_path: Path) -> None:
     tiny = make(family, FAMILIES[family][variant])
-    targets = set(products(tiny.reference)) - NO_PRODUCT.get(family, set()) - {"kv_b_proj"}
+    targets = set(products(tiny.reference)) - {"kv_b_proj"}  # of a latent, multiplied into q and out
     if getattr(tiny.reference.get_output_embeddings(), "bias", None) is not None:
         targets.discard("lm_head")  # PEFT saves its bias with the adapter, which is refused
     theirs = adapted(tiny.reference, targets, tmp_path / "adapter")
     ids = [*PROMPTS[0], 4]
     moved = (logits_of(theirs, ids) - tiny.logits(ids)).abs().max()
     assert moved > 0.1, "this adapter changes nothing that could be seen"
-    with served(tiny) as llm:
+    with served(tiny, lora_target_modules="all") as llm:
         assert_equal_to(theirs, ask(llm, PROMPTS, request_of(tmp_path / "adapter")))
         assert_equal_to(tiny.reference, ask(llm, PROMPTS, None))
 

@@ -126,7 +126,11 @@ def test_adapters_that_do_not_fit_are_refused_by_name(tiny: Tiny, tmp_path: Path
             width,
         ),
         "model.layers.99.mlp.up_proj": ("model.layers.99.mlp.up_proj", width, width),
-        "mlp.experts.3.up_proj: the adapter changes experts": ("model.layers.0.mlp.experts.3.up_proj", width, width),
+        "mlp.experts.3.up_proj, which this model has no product for": (
+            "model.layers.0.mlp.experts.3.up_proj",
+            width,
+            width,
+        ),
         "layers.0.self_attn.o_proj: the adapter's A is": ("model.layers.0.self_attn.o_proj", width + 1, width),
         "raise max_lora_rank to 9": ("model.layers.0.self_attn.o_proj", width, width, 9),
     }

@@ -1,20 +1,25 @@
-"""Experts with quantized weights: the specification's on each instruction set, a token's bits anywhere."""
+"""Experts with quantized weights, and with adapters: the specification's results, and a token's bits anywhere."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
-from quintet.ops.moe import expert_matrix
+from quintet.ops.moe import ExpertGate, ExpertsLoRA, expert_matrix
 from quintet.ops.quantize import attributes, concat_outputs
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import weight_layout as tiles
-from quintet.platforms.cpu.ops import quantized_moe
+from quintet.platforms.cpu.ops import linear, quantized_moe
+from quintet.platforms.cpu.ops import lora as native_lora
+from quintet.platforms.cpu.ops.moe import pack_experts
 
-if reason := quantized_moe.probe():
+if reason := quantized_moe.probe() or native_lora.probe_experts():
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
@@ -29,6 +34,9 @@ FORMS = {
     "w4a8": WeightFormat("w4a8", 4, 8, 32),
 }
 EXPERTS, HIDDEN, INNER = 5, 64, 96  # gate and up are three blocks of outputs, down one
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+RANK = 4
+Args = tuple[Any, ...]
 
 
 def stacked(fmt: WeightFormat, outputs: int, inputs: int) -> Matrix:
@@ -182,3 +190,116 @@ def test_no_stack_is_packed_for_products_that_are_not_there(monkeypatch: pytest.
     found = quantized_moe.pack(stacks[1], {part.source: torch.ones(64, 96) for part in parts})
     assert found["down"].shape == (EXPERTS, 64, 48)
     assert quantized_moe.stack_packed_bytes(stacks[1]) == sum(each.nbytes for each in found.values())
+
+
+# ------------------------------------------------------------------------------------------------------ adapters
+
+
+def run(args: Args) -> Tensor:
+    result: Tensor = Op.registry["lora_experts"].providers["native"](*args)
+    return result
+
+
+def wide(x: Any) -> Any:
+    """Floats become float32, in tuples of any kind too."""
+    if isinstance(x, Tensor):
+        return x.float() if x.is_floating_point() else x
+    if isinstance(x, tuple):
+        each = [wide(one) for one in x]
+        return type(x)(*each) if hasattr(x, "_fields") else tuple(each)
+    return x
+
+
+def adapters_of(slots: Tensor, dtype: torch.dtype) -> ExpertsLoRA:
+    """Three adapters of all experts, of ranks 0 to RANK; what lies beyond a rank is NaN."""
+    generator, count = torch.Generator().manual_seed(3), 3 * EXPERTS
+    ranks = torch.randint(0, RANK + 1, (count, 3), generator=generator, dtype=torch.int32)
+    columns = ((0, INNER), (1, INNER))
+    sizes = (2, RANK, HIDDEN), (RANK, 2 * INNER), (1, RANK, INNER), (RANK, HIDDEN)
+    first_a, first_b, second_a, second_b = (torch.randn(count, *size, generator=generator) * 0.2 for size in sizes)
+    rows = torch.arange(RANK)
+    first_a[rows >= ranks[:, :2, None]] = torch.nan
+    second_a[rows >= ranks[:, 2:, None]] = torch.nan
+    first_b[rows[:, None] >= ranks[:, :2].repeat_interleave(INNER, 1)[:, None]] = torch.nan
+    second_b[rows >= ranks[:, 2:]] = torch.nan
+    matrices = (each.to(dtype) for each in (first_a, first_b, second_a, second_b))
+    gate_up_a, gate_up_b, down_a, down_b = matrices
+    return ExpertsLoRA(gate_up_a, gate_up_b, down_a, down_b, ranks, slots, columns)
+
+
+def rows(args: Args, first: int, last: int) -> Args:
+    """The same arguments for some of the tokens."""
+    x, stacks, gate, weights, ids, lora = args
+    own = lora._replace(slots=lora.slots[first:last].contiguous())
+    return x[first:last], stacks, gate, weights[first:last], ids[first:last], own
+
+
+def assert_near(args: Args, exact: Args, what: str) -> None:
+    x, got = args[0], run(args)
+    want = Op.registry["lora_experts"].reference(*wide(exact))
+    coarse = x.dtype != torch.float32 or any(each.format.activations == 8 for each in exact[1])
+    assert got.dtype == x.dtype
+    assert (got.float() - want).norm() <= (3e-2 if coarse else 2e-3) * want.norm(), what
+    for first, last in ((0, 1), (len(x) // 2, len(x))):
+        assert torch.equal(run(rows(args, first, last)), got[first:last]), what
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_cases_of_the_kit_are_the_specifications(isa: str, dtype: torch.dtype) -> None:
+    """Packed, and as the checkpoint has them."""
+    for what, args in CASES["lora_experts"](dtype):
+        x, stacks, *rest = args
+        if stacks[1].values.shape[2] % linear.PAIRS[dtype] == 0:
+            assert_near((x, tuple(Matrix(pack_experts(each.values)) for each in stacks), *rest), args, what)
+        assert_near(args, args, f"{what}, not packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_quantized_experts_with_adapters_are_the_specifications(isa: str, name: str, dtype: torch.dtype) -> None:
+    exact = stacked(FORMS[name], 2 * INNER, HIDDEN), stacked(FORMS[name], HIDDEN, INNER)
+    held, (x, weights, ids) = tuple(map(packed, exact)), drawn(23, dtype)
+    lora = adapters_of(torch.arange(23, dtype=torch.int32) * 5 % 4, dtype)
+    rest = ExpertGate("silu"), weights, ids, lora
+    assert_near((x, held, *rest), (x, exact, *rest), name)
+    base = Op.registry["quantized_experts"].providers["native"](x, *held, weights, ids, "silu")
+    assert torch.equal(run((x, held, *rest))[lora.slots == 0], base[lora.slots == 0])
+
+
+def test_threads_change_no_bit_of_adapters() -> None:
+    held = packed(stacked(FORMS["int8"], 2 * INNER, HIDDEN)), packed(stacked(FORMS["int8"], HIDDEN, INNER))
+    x, weights, ids = drawn(300, torch.bfloat16)
+    lora = adapters_of(torch.arange(300, dtype=torch.int32) * 7 % 4, x.dtype)
+    before, found = _cpu.threads(), []
+    for threads in (1, 2, 3):
+        _cpu.set_threads(threads)
+        found.append(run((x, held, ExpertGate("silu"), weights, ids, lora)))
+    _cpu.set_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_an_activation_that_the_extension_lacks_keeps_the_bases_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "relu3", lambda x: x.relu().pow(3))
+    exact = stacked(FORMS["fp8"], 2 * INNER, HIDDEN), stacked(FORMS["fp8"], HIDDEN, INNER)
+    held, (x, weights, ids) = tuple(map(packed, exact)), drawn(9, torch.float32)
+    lora = adapters_of(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], dtype=torch.int32), x.dtype)
+    rest = ExpertGate("relu3"), weights, ids, lora
+    got, want = run((x, held, *rest)), Op.registry["lora_experts"].reference(x, exact, *rest)
+    assert (got - want).norm() <= 2e-3 * want.norm()
+    base = Op.registry["quantized_experts"].providers["native"](x, *held, weights, ids, "relu3")
+    assert torch.equal(got[lora.slots == 0], base[lora.slots == 0])
+
+
+def test_adapters_that_do_not_fit_are_refused() -> None:
+    held = packed(stacked(FORMS["int8"], 2 * INNER, HIDDEN)), packed(stacked(FORMS["int8"], HIDDEN, INNER))
+    x, weights, ids = drawn(3, torch.float32)
+    lora = adapters_of(torch.ones(3, dtype=torch.int32), x.dtype)
+    for wrong in (
+        {"down_a": lora.down_a[:, :, :, 1:]},
+        {"gate_up_b": lora.gate_up_b.bfloat16()},
+        {"ranks": lora.ranks.long()},
+        {"slots": lora.slots[1:]},
+        {"columns": ((0, INNER), (2, INNER))},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            run((x, held, ExpertGate("silu"), weights, ids, lora._replace(**wrong)))

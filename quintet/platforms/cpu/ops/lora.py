@@ -5,11 +5,28 @@ import functools
 import torch
 from torch import Tensor
 
+from quintet.interface.weights import Matrix
 from quintet.ops.lora import adapter_rows, add_lora, scale_adapted
+from quintet.ops.moe import (
+    ExpertGate,
+    ExpertProducts,
+    ExpertsLoRA,
+    biased_experts,
+    expert_matrix,
+    experts,
+    grouped_linear,
+    lora_experts,
+    quantized_experts,
+    run_lora_experts,
+)
 from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.ops import quantized_moe
+from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
 from quintet.platforms.cpu.ops.extension import dense_operands, extension, indices, kind_of, missing
+from quintet.platforms.cpu.ops.moe import pack_experts
 
 Columns = tuple[tuple[int, int], ...]
+Stacks = tuple[Matrix, Matrix]
 
 
 def probe() -> str | None:
@@ -134,3 +151,107 @@ def _adapter_rows(ids: Tensor, slots: Tensor, adapters: int, rows: int, first: i
     out = empty((len(ids),), torch.int32)
     extension().adapter_rows(out.data_ptr(), indices(ids), indices(slots), len(ids), adapters, rows, first)
     return out
+
+
+@functools.cache
+def probe_experts() -> str | None:
+    """Checks two tokens of one expert: without an adapter, and with one that doubles what comes in and goes out."""
+    if reason := missing("EXPERT_LORA") or probe() or quantized_moe.probe():
+        return reason
+    one = torch.ones(1, 1, 1)
+    stacks = Matrix(pack_experts(torch.ones(1, 2, 1))), Matrix(pack_experts(one))
+    ranks, slots = torch.ones(1, 3, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    lora = ExpertsLoRA(torch.ones(1, 2, 1, 1), torch.ones(1, 1, 2), one[None], one, ranks, slots, ((0, 1), (1, 1)))
+    ids, x = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+    got = _lora_experts(x, stacks, ExpertGate("relu"), torch.ones(2, 1), ids, lora).tolist()
+    return None if got == [[1.0], [8.0]] else f"experts with an adapter gave {got}, not [[1], [8]]"
+
+
+@lora_experts.provide("native", probe_experts)
+def _lora_experts(
+    x: Tensor, stacks: Stacks, gate: ExpertGate, weights: Tensor, ids: Tensor, lora: ExpertsLoRA
+) -> Tensor:
+    """Stacks that are not packed, or an activation that the extension lacks, go product by product. A recorded call
+    reads ranks and slots when it is replayed. ValueError for shapes, types or strides that do not fit."""
+    plain = [stack.format.plain for stack in stacks]
+    packed = plain[0] == plain[1] and all(stack.values.dim() > 3 for stack in stacks)
+    if not packed or (gate.biases is None and is_missing(gate.kind)):
+        return _by_products(x, stacks, gate, weights, ids, lora)
+    if gate.biases is None:
+        between: tuple[float, ...] = (extension().ELEMENTWISE.index(NATIVE.get(gate.kind, gate.kind)),)
+    else:
+        between = quantized_moe.biased_gate(x, gate.biases, gate.clamp)
+    inner = sum(width for _, width in lora.columns) // 2
+    return quantized_moe.run_native(x, stacks, weights, ids, between, _describe(x, inner, lora, len(stacks[0].values)))
+
+
+def _describe(x: Tensor, inner: int, lora: ExpertsLoRA, num: int) -> list[int]:
+    """Describes adapters as csrc/cpu/bindings/bind_checks.h reads them."""
+    tokens, hidden = x.shape
+    adapters, parts, rank, _ = lora.gate_up_a.shape
+    wanted = {
+        "gate_up_a": (adapters, parts, rank, hidden),
+        "gate_up_b": (adapters, rank, 2 * inner),
+        "down_a": (adapters, 1, rank, inner),
+        "down_b": (adapters, rank, hidden),
+        "ranks": (adapters, parts + 1),
+    }
+    for name, shape in wanted.items():
+        tensor = getattr(lora, name)
+        dtype = torch.int32 if name == "ranks" else x.dtype
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous() or adapters % num:
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)} {tensor.dtype} does not fit {num} experts and x {tuple(x.shape)}; it is "
+                f"contiguous {shape}, {dtype}"
+            )
+    if lora.slots.shape != (tokens,):
+        raise ValueError(f"slots {tuple(lora.slots.shape)} do not fit {tokens} tokens")
+    stretches = _expert_stretches(lora.columns, parts, hidden)
+    tensors = (lora.ranks, stretches, lora.gate_up_a, lora.gate_up_b, lora.down_a, lora.down_b)
+    sizes = (adapters // num, parts, rank, len(lora.columns))
+    return [indices(lora.slots), *(each.data_ptr() for each in tensors), *sizes]
+
+
+@functools.cache
+def _expert_stretches(columns: tuple[tuple[int, int], ...], parts: int, hidden: int) -> Tensor:
+    """Returns columns of gate_up and of down; they stay in memory: recorded calls read them there."""
+    if not columns or any(not 0 <= part < parts or width < 0 for part, width in columns):
+        raise ValueError(f"columns {columns} do not name parts 0 to {parts - 1}, with widths of 0 or more")
+    return torch.tensor((*columns, (0, hidden)), dtype=torch.int32)
+
+
+def _by_products(
+    x: Tensor, stacks: Stacks, gate: ExpertGate, weights: Tensor, ids: Tensor, lora: ExpertsLoRA
+) -> Tensor:
+    """Each product by itself; rows without an adapter have what the mixture gives without adapters."""
+    outputs = sum(width for _, width in lora.columns), x.shape[1]
+
+    def multiply(rows: Tensor, stack: int, counts: Tensor) -> Tensor:
+        matrix = stacks[stack]
+        if matrix.format.plain and matrix.values.dim() > 3:
+            product: Tensor = grouped_linear.providers["native"](rows, matrix.values, counts)
+            return product[:, : outputs[stack]]
+        out, first = rows.new_zeros(len(rows), outputs[stack]), 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                own, weight = rows[first : first + count], expert_matrix(matrix, expert)
+                out[first : first + count] = quantized_moe.product_of(own, weight, outputs[stack])
+            first += count
+        return out
+
+    products = ExpertProducts(len(stacks[0].values), multiply, add_lora.providers["native"])
+    found = run_lora_experts(x, gate, weights, ids, lora, products)
+    return torch.where((lora.slots > 0)[:, None], found, _base(x, stacks, gate, weights, ids))
+
+
+def _base(x: Tensor, stacks: Stacks, gate: ExpertGate, weights: Tensor, ids: Tensor) -> Tensor:
+    """The mixture without adapters."""
+    base: Tensor
+    if gate.biases is not None:
+        base = biased_experts.providers["native"](x, stacks, gate.biases, weights, ids, gate.clamp)
+    elif stacks[0].format.plain:
+        plain = (stack.values for stack in stacks)
+        base = experts.providers["native"](x, *plain, weights, ids, gate.kind)
+    else:
+        base = quantized_experts.providers["native"](x, *stacks, weights, ids, gate.kind)
+    return base

@@ -5,7 +5,7 @@ canonical shape, and goes to the specification.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Ten
         return run_by_expert(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
     if is_missing(kind):
         return run_by_expert(x, weights, ids, num, _all_experts(gate_up, down, inner, kind))
-    return _run_native(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
+    return run_native(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
 
 
 def probe_biased() -> str | None:
@@ -152,15 +152,25 @@ def _biased_experts(
     if any(stack.values.dim() == 3 for stack in stacks) or plain[0] != plain[1]:
         other: Tensor = biased_experts.providers["torch"](x, stacks, biases, weights, ids, clamp)
         return other
+    return run_native(x, stacks, weights, ids, biased_gate(x, biases, clamp))
+
+
+def biased_gate(x: Tensor, biases: tuple[Tensor, Tensor], clamp: tuple[float, float]) -> tuple[float, ...]:
+    """Returns run_native()'s gate of experts with biases."""
     if any(bias.dtype != x.dtype or not bias.is_contiguous() for bias in biases):
         raise ValueError(f"biases are contiguous and of the type of x, {x.dtype}")
-    return _run_native(x, stacks, weights, ids, (0, *(bias.data_ptr() for bias in biases), *clamp))
+    return (0, *(bias.data_ptr() for bias in biases), *clamp)
 
 
-def _run_native(
-    x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tensor, gate: tuple[float, ...]
+def run_native(
+    x: Tensor,
+    stacks: tuple[Matrix, Matrix],
+    weights: Tensor,
+    ids: Tensor,
+    gate: tuple[float, ...],
+    lora: Sequence[int] = (),
 ) -> Tensor:
-    """`gate`: the number of an activation, or biases and their clamp behind it."""
+    """`gate`: the number of an activation, or biases and their clamp behind it. `lora`: see ops/lora.py."""
     (tokens, hidden), k, num = x.shape, ids.shape[1], len(stacks[1].values)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
@@ -170,13 +180,14 @@ def _run_native(
     weights, ids = weights.contiguous(), ids.contiguous()
     out = empty((tokens, hidden), x.dtype)
     first, second = (empty((tokens * k, max(hidden, width)), x.dtype) for width in (inner, 2 * inner))
-    numbers = empty((tokens * k + 2 * num,), torch.int32)
+    numbers = empty((tokens * k * (3 if lora else 1) + 2 * num,), torch.int32)
     serve = extension().experts if plain else extension().quantized_experts
     sizes = zip(stacks, (hidden, inner), strict=True)
     held = [each.values.data_ptr() if plain else _describe(each, width) for each, width in sizes]
     serve(
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), *held, weights.data_ptr(), indices(ids),
         first.data_ptr(), second.data_ptr(), numbers.data_ptr(), tokens, num, k, hidden, inner, *gate,
+        **({"lora": lora} if lora else {}),
     )  # fmt: skip
     return out
 
@@ -196,8 +207,8 @@ def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callabl
         out, first = rows.new_zeros(rows.shape), 0
         for expert, count in enumerate(counts.tolist()):
             if count:
-                both = _product(rows[first : first + count], expert_matrix(gate_up, expert), 2 * inner)
-                served = _product(gated.reference(both, kind), expert_matrix(down, expert), hidden)
+                both = product_of(rows[first : first + count], expert_matrix(gate_up, expert), 2 * inner)
+                served = product_of(gated.reference(both, kind), expert_matrix(down, expert), hidden)
                 out[first : first + count] = served
             first += count
         return out
@@ -237,15 +248,17 @@ def _all_experts(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callab
         owners = (torch.arange(len(rows))[:, None] >= ends).sum(-1, keepdim=True)
         out = rows.new_zeros(rows.shape)
         for expert in range(len(counts)):
-            both = _product(rows, expert_matrix(gate_up, expert), 2 * inner)
+            both = product_of(rows, expert_matrix(gate_up, expert), 2 * inner)
             out = torch.where(
-                owners == expert, _product(gated.reference(both, kind), expert_matrix(down, expert), hidden), out
+                owners == expert, product_of(gated.reference(both, kind), expert_matrix(down, expert), hidden), out
             )
         return out
 
     return serve
 
 
-def _product(x: Tensor, weight: Matrix, outputs: int) -> Tensor:
-    product: Tensor = linear.kinds[weight.format.kind].providers["native"](x, weight, None, (outputs,))
+def product_of(x: Tensor, weight: Matrix, outputs: int) -> Tensor:
+    """The product with one expert's matrix."""
+    op, provider = (linear, "torch") if weight.format.plain else (linear.kinds[weight.format.kind], "native")
+    product: Tensor = op.providers[provider](x, weight, None, (outputs,))
     return product
