@@ -73,8 +73,7 @@ def later(x: Tensor, slots: int) -> Tensor:
 
 
 def draft_loss(head: TrainedHead, batch: MicroBatch) -> Tensor:
-    """Mean over the drafts of a chain: cross-entropy with the chat model's distribution, and the distance between hidden
-    states."""
+    """Mean over the drafts of a chain: cross-entropy with the chat model, and the error of hidden states."""
     target = head.target
     with torch.no_grad():
         hidden = target.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from bundled.training import Recipe, micro_batches, train  # noqa: E402  the path is set first
+
 from bundled_draft.head import TrainedHead, accepted, draft_loss  # noqa: E402
 
 TARGET, FOLDER = ROOT / "quintet" / "bundled", ROOT / "quintet" / "bundled-draft"

@@ -98,7 +98,7 @@ class MTPHead(DraftHead):
         found: Mapping[str, Any] = self._parts[-1].gathered(entries)
         return found
 
-    def combine(self, states: Tensor) -> Tensor:
+    def combine(self, states: Tensor, places: Tensor | None) -> Tensor:
         out: Tensor = self._borrowed[1](states)
         return out
 

@@ -64,7 +64,9 @@ def written(folder: Path, family: str) -> Files:
         tensors |= load_file(file)
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     kinds = config.get("layer_types") or []
-    at = {"qwen3_next": lambda: kinds.index("full_attention"), "ernie4_5_moe": lambda: 0}.get(family, lambda: layers - 1)()
+    at = {"qwen3_next": lambda: kinds.index("full_attention"), "ernie4_5_moe": lambda: 0}.get(
+        family, lambda: layers - 1
+    )()
     layer = {name: each for name, each in tensors.items() if name.startswith(f"model.layers.{at}.")}
     own = {}
     for name, each in layer.items():
