@@ -68,8 +68,9 @@ class SpeculativeConfig(Nested):
         group="scheduling",
     )  # fmt: skip
     model: str | None = option(
-        None, optional(text), "folder, GGUF file or hub id of the draft model or head; with custom_class, a proposer: "
-        "package.module:Class or the name of an entry point in quintet.proposers", group="scheduling", metavar="MODEL",
+        None, optional(text), "folder, GGUF file or hub id of the draft model or head, or 'bundled-draft'; with "
+        "custom_class, a proposer: package.module:Class or the name of an entry point in quintet.proposers",
+        group="scheduling", metavar="MODEL",
     )  # fmt: skip
     revision: str | None = option(
         None, optional(text), "the draft model's branch, tag or commit on the hub", group="scheduling",

@@ -2,6 +2,7 @@
 
     python scripts/bundled_draft/train.py            # about half an hour on two CPU cores
     python scripts/bundled_draft/train.py --steps 20 --output /tmp/draft   # a smoke run
+    python scripts/bundled_draft/train.py --card     # measures the folder again and rewrites its model card
 
 Seed, torch version and number of threads are meant to decide the weights; a second run has not been made.
 """
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from bundled.training import Recipe, micro_batches, train  # noqa: E402  the path is set first
 
-from bundled_draft.head import TrainedHead, accepted, draft_loss  # noqa: E402
+from bundled_draft import card  # noqa: E402
+from bundled_draft.head import WIDTH, TrainedHead, accepted, draft_loss  # noqa: E402
 
 TARGET, FOLDER = ROOT / "quintet" / "bundled", ROOT / "quintet" / "bundled-draft"
 RECIPE = Recipe(steps=1200, seed=21, early=0.0, hard=0.2, matrix_lr=0.02, other_lr=1e-3)
@@ -37,8 +39,8 @@ def save(head: TrainedHead, folder: Path) -> None:
     tensors = {name: each.detach().to(torch.bfloat16).contiguous() for name, each in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors.new", {"format": "pt"})
     os.replace(folder / "model.safetensors.new", folder / "model.safetensors")
-    entries = head.config.to_dict() | {"architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
-    del entries["tie_word_embeddings"]
+    entries = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))
+    entries |= {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1, "intermediate_size": WIDTH}
     (folder / "config.json").write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -48,17 +50,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=RECIPE.steps, help="fewer for a smoke run")
     parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--card", action="store_true", help="measure the folder instead of training")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     torch.manual_seed(RECIPE.seed)
     head = TrainedHead(LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32))
     recipe = dataclasses.replace(RECIPE, steps=args.steps)
-    train(tokenizer, recipe, head, lambda made: save(made, args.output), loss_of=draft_loss)
-    save(head, args.output)
-    counts = [accepted(head, batch) for batch, _ in zip(micro_batches(tokenizer, FRESH), range(40), strict=False)]
-    for place, chains in enumerate(zip(*counts, strict=True), 1):
-        right, drafts = map(sum, zip(*chains, strict=True))
-        print(f"draft {place}: {right / drafts:.3f} of {drafts} as the chat model's, after drafts that were")
+    if not args.card:
+        train(tokenizer, recipe, head, lambda made: save(made, args.output), loss_of=draft_loss)
+        save(head, args.output)
+    head.load_state_dict({name: each.float() for name, each in load_file(args.output / "model.safetensors").items()})
+    chains = [accepted(head, batch) for batch, _ in zip(micro_batches(tokenizer, FRESH), range(40), strict=False)]
+    counts = [tuple(map(sum, zip(*place, strict=True))) for place in zip(*chains, strict=True)]
+    card.write(args.output, head, recipe, counts)
     return 0
 
 
