@@ -29,7 +29,7 @@ from bundled_draft import card  # noqa: E402
 from bundled_draft.head import WIDTH, TrainedHead, accepted, draft_loss  # noqa: E402
 
 TARGET, FOLDER = ROOT / "quintet" / "bundled", ROOT / "quintet" / "bundled-draft"
-RECIPE = Recipe(steps=1200, seed=21, early=0.0, hard=0.2, matrix_lr=0.02, other_lr=1e-3)
+RECIPE = Recipe(steps=700, seed=21, early=0.0, hard=0.2, matrix_lr=0.02, other_lr=1e-3)
 FRESH = Recipe(seed=1_000_003, early=0.0)  # no training run uses the seed
 
 
@@ -46,23 +46,33 @@ def save(head: TrainedHead, folder: Path) -> None:
         path.chmod(0o644)
 
 
+def read(head: TrainedHead, folder: Path | None) -> None:
+    """Sets the head's weights to those of a folder, if there is one."""
+    if folder is not None:
+        tensors = load_file(folder / "model.safetensors")
+        head.load_state_dict({name: each.float() for name, each in tensors.items()})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=RECIPE.steps, help="fewer for a smoke run")
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--card", action="store_true", help="measure the folder instead of training")
+    parser.add_argument("--start", type=Path, help="a folder whose weights training goes on from")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     torch.manual_seed(RECIPE.seed)
     head = TrainedHead(LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32))
-    recipe = dataclasses.replace(RECIPE, steps=args.steps)
+    seed = RECIPE.seed + bool(args.start)  # other texts
+    recipe = dataclasses.replace(RECIPE, steps=args.steps, seed=seed, warmup=min(RECIPE.warmup, 1 + args.steps // 5))
+    read(head, args.start)
     if not args.card:
         train(tokenizer, recipe, head, lambda made: save(made, args.output), loss_of=draft_loss)
         save(head, args.output)
-    head.load_state_dict({name: each.float() for name, each in load_file(args.output / "model.safetensors").items()})
+    read(head, args.output)
     chains = [accepted(head, batch) for batch, _ in zip(micro_batches(tokenizer, FRESH), range(40), strict=False)]
     counts = [tuple(map(sum, zip(*place, strict=True))) for place in zip(*chains, strict=True)]
-    card.write(args.output, head, recipe, counts)
+    card.write(args.output, head, counts)
     return 0
 
 

@@ -90,7 +90,7 @@ def _kind(raw: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
 def _mask_token_id(raw: Mapping[str, Any], config: Any, file: Path) -> int:
     """Returns the token that stands for those of a block; ValueError if there is none, or the head computes in a way
     that is not served."""
-    own = raw.get("dflash_config") or {}
+    own = _inner(raw, "dflash_config")
     variants = [name for name in DFLASH_VARIANTS if own.get(name) or raw.get(name)]
     if "sliding_attention" in (getattr(config, "layer_types", None) or []):
         variants.append("sliding_attention")
@@ -123,12 +123,19 @@ def _entries(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return dict(inner)
 
 
+def _inner(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns the entries of an entry; none where it is no mapping."""
+    found = raw.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _layers(raw: Mapping[str, Any], target: Any) -> tuple[int, ...]:
     """Returns the layers that a head reads: those of its configuration, or the three of EAGLE-3's authors."""
-    count, own = target.num_hidden_layers, raw.get("eagle_config") or {}
-    given = raw.get("eagle_aux_hidden_state_layer_ids") or own.get("eagle_aux_hidden_state_layer_ids")
-    after = (raw.get("dflash_config") or {}).get("target_layer_ids")  # DFlash's authors name those that precede
-    given = given or raw.get("aux_hidden_state_layer_ids") or (after and [each + 1 for each in after])
+    count, name = target.num_hidden_layers, "eagle_aux_hidden_state_layer_ids"
+    given = raw.get(name) or _inner(raw, "eagle_config").get(name) or raw.get("aux_hidden_state_layer_ids")
+    after = _inner(raw, "dflash_config").get("target_layer_ids")  # DFlash's authors name the layers that give them
+    if given is None and isinstance(after, list):
+        given = [each + 1 if type(each) is int else each for each in after]
     layers: Sequence[Any] = given if isinstance(given, list) else (2, count // 2, count - 3)
     if any(type(each) is not int or not 0 <= each <= count for each in layers) or len(set(layers)) != len(layers):
         raise ValueError(
