@@ -1,5 +1,4 @@
-"""EAGLE heads (Li et al. 2024; EAGLE-3, Li et al. 2025): one Llama layer, or a few, on another model's hidden states;
-and P-EAGLE (2026), an EAGLE-3 that drafts a block in one step."""
+"""EAGLE heads (Li et al. 2024; EAGLE-3, 2025; P-EAGLE, 2026): Llama's layers on another model's hidden states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
