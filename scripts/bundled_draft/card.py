@@ -45,9 +45,9 @@ use, in float32: how often a draft is the chat model's own greedy token, where t
 `python scripts/bundled_draft/train.py` trains it on the chat model's training text, to give that model's distribution
 of each next token; chains of {drafts} drafts are unrolled in training as they run later. The shipped weights had 400
 steps (`--steps 1200`, broken off there) and 100 more, in which the learning rate fell (`--steps 100 --start FOLDER`);
-a run of all 700 was not made. One Llama layer of EAGLE's form (Li et al. 2024): no norm before its attention, {width} wide
-between its feed-forward products; embedding, last norm and language-model head are the chat model's. Python {python},
-torch {torch}, transformers {transformers}.
+a run of all 700 was not made. One Llama layer of EAGLE's form (Li et al. 2024): no norm before its attention, {width}
+wide between its feed-forward products; embedding, last norm and language-model head are the chat model's. Python
+{python}, torch {torch}, transformers {transformers}.
 
 Licence: Apache-2.0.
 """

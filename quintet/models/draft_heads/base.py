@@ -65,7 +65,7 @@ class DraftHead(CausalLM):
 
     def combine(self, states: Tensor, places: Tensor | None) -> Tensor:
         """Hidden states of several layers side by side [T, N * H] -> [T, H], what a step reads; of one: as they are.
-        `places` [T]: of a head that drafts a block at once, 0 for rows of one kind, as the head defines it, and -1 for the others."""
+        `places` [T]: embed_indices, of a head that drafts a block: 0 for rows of one kind, -1 for the others."""
         return states
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
