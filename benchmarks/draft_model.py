@@ -1,9 +1,11 @@
-"""Measures a draft model beside decoding without one: coding prompts, one request at a time.
+"""Measures a draft model or head beside decoding without one, one request at a time.
 
 python -m benchmarks.draft_model MODEL DRAFT [--guesses 2 4] [--out benchmarks/results/draft-model.json]
+python -m benchmarks.draft_model bundled bundled-draft --guesses 1 2 3 0 --rounds 5 --out ...
 
-Both engines answer each prompt in turn, in one process, so that a busy machine slows both; a prompt's figure is the
-best of its rounds. The tokens must be equal.
+The bundled model is asked what it was trained to answer, and others to write code. Both engines answer each prompt in
+turn, in one process, so that a busy machine slows both; a prompt's figure is the best of its rounds. The tokens must be
+equal.
 """
 
 import argparse
@@ -32,6 +34,41 @@ PROMPTS = (
 )
 
 
+BUNDLED_PROMPTS = (
+    "What is the capital of France?",
+    "What color is the sky?",
+    "Which day comes after Monday?",
+    "What is the opposite of hot?",
+    "What sound does a dog make?",
+    "What is 12 + 30?",
+    "What is 47 + 38?",
+    "Count from 3 to 12.",
+    "Count from 20 to 28.",
+    "Continue: 2, 4, 6",
+    "Repeat: the small red boat sails home",
+    "Repeat after me: seven green birds sing",
+    "Write a JSON object with name Tom and age 7.",
+    "Give me a JSON list with red, blue and green.",
+    "Tell me a story.",
+    "Tell me a story about a dog.",
+    "Hello!",
+    "Who are you?",
+    "Who wrote Hamlet?",
+    "Think step by step. What is 21 + 34?",
+)
+
+
+def prompts_of(model: str) -> tuple[str, ...]:
+    """Returns what a model is asked."""
+    return BUNDLED_PROMPTS if model == "bundled" else PROMPTS
+
+
+def accepted_at(llm: LLM) -> list[float]:
+    """Returns the share of the drafts that were accepted, by their place in the chain."""
+    (places,) = [each for each in llm.get_metrics() if each.name.endswith("num_accepted_tokens_per_pos")]
+    return [round(each / max(1, llm.get_stats()["num_drafts"]), 3) for each in places.values]
+
+
 def answer(llm: LLM, prompt: str, tokens: int) -> tuple[float, list[int]]:
     """Returns seconds and tokens."""
     start = time.perf_counter()
@@ -55,11 +92,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for count in args.guesses:
         spec = {"model": args.draft, "num_speculative_tokens": count or max(args.guesses)}
         engines[count] = LLM(args.model, **settings, speculative_config={**spec, "adapt_num_tokens": count == 0})
-    alone: dict[str, list[float]] = {prompt: [] for prompt in PROMPTS}
-    took: dict[int, dict[str, list[float]]] = {count: {prompt: [] for prompt in PROMPTS} for count in engines}
+    prompts = prompts_of(args.model)
+    alone: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+    took: dict[int, dict[str, list[float]]] = {count: {prompt: [] for prompt in prompts} for count in engines}
     length = 0
     for _ in range(args.rounds):
-        for prompt in PROMPTS:
+        for prompt in prompts:
             seconds, wanted = answer(plain, prompt, args.tokens)
             alone[prompt].append(seconds)
             for count, llm in engines.items():
@@ -69,7 +107,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             length += len(wanted)
     rows = []
     for count, llm in engines.items():
-        gains = [min(alone[prompt]) / min(took[count][prompt]) for prompt in PROMPTS]
+        gains = [min(alone[prompt]) / min(took[count][prompt]) for prompt in prompts]
         counts = llm.get_stats()
         rows.append(
             {
@@ -77,9 +115,10 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "gain": round(statistics.median(gains), 2),
                 "gain_least": round(min(gains), 2),
                 "gain_most": round(max(gains), 2),
-                "tokens_per_s": round(length / args.rounds / sum(min(took[count][p]) for p in PROMPTS), 2),
-                "without": round(length / args.rounds / sum(min(alone[p]) for p in PROMPTS), 2),
+                "tokens_per_s": round(length / args.rounds / sum(min(took[count][p]) for p in prompts), 2),
+                "without": round(length / args.rounds / sum(min(alone[p]) for p in prompts), 2),
                 "accepted": round(counts["num_accepted_tokens"] / max(1, counts["num_draft_tokens"]), 3),
+                "accepted_at": accepted_at(llm),
             }
         )
         print(rows[-1], flush=True)

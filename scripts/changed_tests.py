@@ -31,6 +31,7 @@ AREAS = (  # changed file: folders whose tests look at it
     ("quintet/conformance/template/*", ("tests/conformance", "tests/cli/test_new_platform.py")),
     ("quintet/bundled/*", ("tests/e2e/cli",)),
     ("quintet/bundled-vision/*", ("tests/e2e/media/test_bundled_vision.py",)),
+    ("quintet/bundled-draft/*", ("tests/e2e/spec_decode/test_bundled_draft.py",)),
     ("*", ("tests/rules",)),  # which read every file
 )
 XDIST = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")  # in this order

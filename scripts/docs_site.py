@@ -18,6 +18,7 @@ OUTSIDE = {
     "quintet/bundled/README.md": "bundled.md",
     "quintet/bundled-embed/README.md": "bundled-embed.md",
     "quintet/bundled-vision/README.md": "bundled-vision.md",
+    "quintet/bundled-draft/README.md": "bundled-draft.md",
     "examples/vllm-scripts/README.md": "examples/vllm-scripts.md",
     "examples/vendor-platform/README.md": "examples/vendor-platform.md",
     "examples/model-family/README.md": "examples/model-family.md",

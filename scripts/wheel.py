@@ -96,6 +96,7 @@ def contents(wheel: Path) -> None:
         "quintet/bundled/model.safetensors",
         "quintet/bundled-embed/model.safetensors",
         "quintet/bundled-vision/model.safetensors",
+        "quintet/bundled-draft/model.safetensors",
         "quintet/server/page/index.html",
     )
     lacking = [name for name in wanted if name not in names]

@@ -24,7 +24,8 @@ WRITTEN = {
 BUNDLED = "bundled"  # the model inside the package: the first run needs no download
 BUNDLED_EMBED = "bundled-embed"  # the one beside it, that makes vectors of texts
 BUNDLED_VISION = "bundled-vision"  # the one that answers questions about pictures
-INSIDE = (BUNDLED, BUNDLED_EMBED, BUNDLED_VISION)  # names of models, and of their folders
+BUNDLED_DRAFT = "bundled-draft"  # the draft head of the first: a speculative_config.model
+INSIDE = (BUNDLED, BUNDLED_EMBED, BUNDLED_VISION, BUNDLED_DRAFT)  # names of models, and of their folders
 
 # The sampling defaults that a generation_config.json may set, under the names of SamplingParams.
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")

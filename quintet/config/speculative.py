@@ -6,11 +6,14 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import Parse, boolean, count, finite_number, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "custom_class")
-_USE_MODEL = (None, "draft_model", "eagle", "eagle3", "mtp")  # a second model proposes; None: whatever `model` holds
+HEAD_METHODS = ("eagle", "eagle3", "dflash")
+METHODS = ("ngram", "suffix", "draft_model", *HEAD_METHODS, "mtp", "custom_class")
+_USE_MODEL = (None, "draft_model", *HEAD_METHODS, "mtp")  # a second model proposes; None: whatever `model` holds
 _GONE = {
     "medusa": "vLLM has no Medusa heads any more, and they are not served here",
     "mlp_speculator": "vLLM has no MLP speculators any more, and they are not served here",
+    "dspark": "heads that draft a block and correct it token by token are not served; those of 'dflash' are",
+    "gemma4_mtp": "its head reads the keys and values of Gemma 4's layers, and Gemma 4 runs by transformers' code here",
     "ngram_gpu": "the text so far is looked up on the host; use 'ngram'",
 }
 
@@ -56,7 +59,7 @@ class SpeculativeConfig(Nested):
 
     method: str | None = option(
         None, optional(_method), "source of the drafts: ngram, the text so far; suffix, the text so far and past "
-        "outputs; draft_model, a second model; eagle or eagle3, a head on the model's hidden states; mtp, the head in "
+        "outputs; draft_model, a second model; eagle, eagle3, dflash: a head on the model's hidden states; mtp, one in "
         "the model's own checkpoint; custom_class, a class of an installed package; if not given, what `model` holds",
         group="scheduling", choices=METHODS,
     )  # fmt: skip
@@ -65,8 +68,9 @@ class SpeculativeConfig(Nested):
         group="scheduling",
     )  # fmt: skip
     model: str | None = option(
-        None, optional(text), "folder, GGUF file or hub id of the draft model or head; with custom_class, a proposer: "
-        "package.module:Class or the name of an entry point in quintet.proposers", group="scheduling", metavar="MODEL",
+        None, optional(text), "folder, GGUF file or hub id of the draft model or head, or 'bundled-draft'; with "
+        "custom_class, a proposer: package.module:Class or the name of an entry point in quintet.proposers",
+        group="scheduling", metavar="MODEL",
     )  # fmt: skip
     revision: str | None = option(
         None, optional(text), "the draft model's branch, tag or commit on the hub", group="scheduling",

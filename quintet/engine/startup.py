@@ -289,7 +289,7 @@ def _engine_parts(
     slots = None if lora is None else lora.slots
     num_drafts = 0 if drafting is None else drafting.num_drafts
     if tables.state_slots is not None and tables.state_slots.max_drafts:
-        num_drafts = min(num_drafts, tables.state_slots.max_drafts)
+        num_drafts = _held_drafts(num_drafts, tables.state_slots.max_drafts)
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, num_drafts, kv_transfer, slots)
     balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
     tracer = None if profiler.wrap_op is None else profiler
@@ -298,6 +298,13 @@ def _engine_parts(
     overlap = prepared.capabilities.overlap
     rotary = prepared.served_media.rotary(prepared.memory_plan.max_model_len)
     return EngineParts(scheduler, runner, overlap, grammars, profiler, lora, drafting, hooks, rotary, config)
+
+
+def _held_drafts(wanted: int, held: int) -> int:
+    """Returns the most drafts of a request, where states keep so many apart; a smaller number than wanted is logged."""
+    if held < wanted:
+        logger.info("speculative decoding: %d drafts of a request at most, not %d: states keep no more", held, wanted)
+    return min(wanted, held)
 
 
 def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:

@@ -163,7 +163,9 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
         return
     names = ", ".join(map(repr, architectures[:3]))
     heads = [name for name in architectures if name.endswith(GENERATIVE_SUFFIXES) or CLASS_FAMILIES.get(name) == family]
-    if not heads:
+    if not heads and any("eagle" in name.lower() for name in architectures):
+        why = "which is a draft head, for speculative_config.model"
+    elif not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
     elif all(
         _family_of(name) not in map(_comparable_name, (kind, kind.removesuffix("_text"), family)) for name in heads

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .circuit import initialise
@@ -45,6 +46,9 @@ CYCLES = (
 class MicroBatch:
     input_ids: torch.Tensor  # [B, T]
     labels: torch.Tensor  # [B, T], already shifted; -100 where nothing is learnt
+
+
+Loss = Callable[[nn.Module, MicroBatch], torch.Tensor]
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -144,7 +148,7 @@ class Muon(torch.optim.Optimizer):
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(u, alpha=-scale)
 
 
-def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
+def optimizers(model: nn.Module, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
     shapes: dict[torch.Size, list[torch.Tensor]] = {}
     others = []
     for name, p in model.named_parameters():
@@ -165,7 +169,7 @@ def rate(step: int, recipe: Recipe) -> float:
     return min(1.0, (step + 1) / recipe.warmup, left)
 
 
-def loss_of(model: LlamaForCausalLM, batch: MicroBatch) -> torch.Tensor:
+def next_token_loss(model: LlamaForCausalLM, batch: MicroBatch) -> torch.Tensor:
     """Mean cross-entropy; only the positions that are learnt pay for the vocabulary's logits."""
     hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     learnt = batch.labels != -100
@@ -178,8 +182,8 @@ class Replicas:
     One thread per replica meets the others once a step, where threads inside each operation would meet at each one.
     """
 
-    def __init__(self, model: LlamaForCausalLM, count: int):
-        self.models = [model, *(copy.deepcopy(model) for _ in range(count - 1))]
+    def __init__(self, model: nn.Module, count: int, loss: Loss):
+        self.loss, self.models = loss, [model, *(copy.deepcopy(model) for _ in range(count - 1))]
         for other in self.models[1:]:
             for mine, shared in zip(other.parameters(), model.parameters(), strict=True):
                 mine.data = shared.data
@@ -194,10 +198,9 @@ class Replicas:
         torch._foreach_div_(first, float(len(self.models)))
         return sum(losses) / len(losses)
 
-    @staticmethod
-    def run(model: LlamaForCausalLM, batch: MicroBatch) -> float:
+    def run(self, model: nn.Module, batch: MicroBatch) -> float:
         model.zero_grad()
-        loss = loss_of(model, batch)
+        loss = self.loss(model, batch)
         loss.backward()
         return loss.item()
 
@@ -205,18 +208,19 @@ class Replicas:
 def train(
     tokenizer: PreTrainedTokenizerFast,
     recipe: Recipe,
-    start: LlamaForCausalLM | None = None,
-    checkpoint: Callable[[LlamaForCausalLM], None] | None = None,
+    start: nn.Module | None = None,
+    checkpoint: Callable[[nn.Module], None] | None = None,
     every: int = 100,
-) -> LlamaForCausalLM:
-    """One cycle, from `start` or from nothing."""
+    loss_of: Loss = next_token_loss,
+) -> nn.Module:
+    """One cycle, from `start` or from a new chat model."""
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(1)
     if start is None:
         start = LlamaForCausalLM(model_config(tokenizer))
         initialise(start)
     model = start.train()
-    replicas, batches = Replicas(model, recipe.replicas), micro_batches(tokenizer, recipe)
+    replicas, batches = Replicas(model, recipe.replicas, loss_of), micro_batches(tokenizer, recipe)
     muon, adam = optimizers(model, recipe)
     average, began = 0.0, time.time()
     for step in range(recipe.steps):

@@ -85,6 +85,12 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, Any], most: i
         ({"method": "medusa"}, "speculative_config.method 'medusa' does not exist: vLLM has no Medusa heads"),
         ({"method": "mlp_speculator"}, "'mlp_speculator' does not exist: vLLM has no MLP speculators any more"),
         (
+            {"method": "dspark", "model": "a/b"},
+            "'dspark' does not exist: heads that draft a block and correct it token",
+        ),
+        ({"method": "gemma4_mtp"}, "'gemma4_mtp' does not exist: its head reads the keys and values of Gemma 4's"),
+        ({"method": "dflash", "num_speculative_tokens": 3}, "method='dflash' needs speculative_config.model"),
+        (
             {"method": "ngram", "num_speculative_tokens": 3, "model": "a/b"},
             "speculative_config.model is for draft models and heads, and the method is 'ngram'",
         ),

@@ -244,6 +244,7 @@ def test_what_torch_needs_to_run_stays_in_small_images(name: str, tmp_path: Path
         ("quintet/bundled/model.safetensors", False),
         ("quintet/bundled-embed/model.safetensors", False),
         ("quintet/bundled-vision/model.safetensors", False),
+        ("quintet/bundled-draft/model.safetensors", False),
         ("quintet/server/page/index.html", False),
         ("csrc/cpu/attention/attention.cpp", False),
         ("pyproject.toml", False),

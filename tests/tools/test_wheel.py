@@ -33,7 +33,7 @@ def packed(path: Path, *names: str) -> Path:
 
 WHOLE = (
     "quintet/_cpu.abi3.so", "quintet/bundled/model.safetensors", "quintet/bundled-embed/model.safetensors",
-    "quintet/bundled-vision/model.safetensors",
+    "quintet/bundled-vision/model.safetensors", "quintet/bundled-draft/model.safetensors",
     "quintet/server/page/index.html", "quintet_llm-1.dist-info/METADATA",
 )  # fmt: skip
 

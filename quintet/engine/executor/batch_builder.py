@@ -94,12 +94,25 @@ class BatchBuilder:
             batch = self._with_adapters(batch, requests)
         return _with_rotary(batch, requests), OutputRows(requests)
 
-    def build_draft(self, requests: list[Request], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> HostBatch:
+    def build_draft(
+        self,
+        requests: list[Request],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        rows: Sequence[int] = (),
+        places: Sequence[int] = (),
+    ) -> HostBatch:
         """Builds a step of a drafter: the tokens of each request from a position on, with a row of logits after the
-        last of each. Layers that keep states have none here."""
+        last of each, or after so many of the last. Layers that keep states have none here. `places` [T]: embed_indices,
+        which a head that drafts a block reads."""
         counts = np.fromiter(map(len, tokens), np.int32, len(requests))
         ids = np.array([each for row in tokens for each in row], np.int32)
         batch = self._stretches(requests, np.array(starts, np.int32), counts, ids, states=False)
+        if places:
+            last = [np.arange(end - count, end) for end, count in zip(batch.query_start_loc[1:], rows, strict=True)]
+            inputs = HostInputs(embed_indices=np.array(places, np.int32))
+            batch = batch._replace(logits_indices=np.concatenate(last).astype(np.int32), inputs=inputs)
+            return pad(batch, self.fixed) if self.fixed else self._captured.pad(batch)
         alone = len(ids) == len(requests)
         batch = batch._replace(logits_indices=batch.token_to_seq if alone else batch.query_start_loc[1:] - 1)
         return pad(batch, self.fixed) if self.fixed else self._captured.pad(batch)

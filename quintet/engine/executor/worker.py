@@ -327,13 +327,13 @@ class Worker:
         if rows is not None:
             wide = np.zeros(len(host.token_ids), np.int32)  # the step may have been padded
             wide[: len(rows)] = rows
-            states = self._hidden_states(self.upload(wide)[0])
+            states = self._hidden_states(self.upload(wide)[0], batch.inputs.embed_indices)
             batch = batch._replace(inputs=batch.inputs._replace(intermediate_tensors=states[None].view(torch.uint8)))
         outputs, self._state = self.drafter.step(self._state, batch)
         self._given, self._given_by_model = None if outputs.hidden_states is None else (outputs.hidden_states,), False
         return outputs
 
-    def _hidden_states(self, rows: Tensor) -> Tensor:
+    def _hidden_states(self, rows: Tensor, places: Tensor | None) -> Tensor:
         """Returns the hidden states of rows of the step that ran last, as the draft head reads them: [T, H]."""
         assert self.drafter is not None and self._given is not None, "no step has given hidden states"
         head = cast(DraftHead, self.drafter.model)
@@ -343,7 +343,7 @@ class Worker:
         states = taken[0]
         for each in taken[1:]:
             states = self.ops.beside(states, each)
-        return head.combine(states)
+        return head.combine(states, places)
 
     def _ready(self, host: HostBatch, part: ModelPart) -> HostBatch:
         """Returns a step's batch with its plans, once there is a cache."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.model_part import DraftHeadSizes
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.executor.output_rows import TokenRows
 from quintet.engine.executor.worker_group import WorkerGroup
@@ -19,7 +20,6 @@ from quintet.engine.kv_cache.manager import KVCacheManager, missing_pages
 from quintet.engine.request import Request
 from quintet.engine.spec_decode.draft_model import DraftLimits
 from quintet.engine.spec_decode.draft_sampler import DraftSampler
-from quintet.interface.types import IntArray
 
 
 class Stretch(NamedTuple):
@@ -43,12 +43,12 @@ class DraftHeadProposer:
         tables: KVCacheManager,
         runner: StepRunner,
         limits: DraftLimits,
-        token_ids: IntArray | None = None,
+        head: DraftHeadSizes,
     ) -> None:
-        """token_ids [D]: the model's token of each that the head draws; None: they are the same."""
         self.num_drafts = limits.num_drafts
         self._ranks, self._batches, self._tables, self._limits = ranks, batches, tables, limits
-        self._sampler = DraftSampler(ranks.workers[0], limits.vocab_size, token_ids)
+        self._sampler = DraftSampler(ranks.workers[0], limits.vocab_size, head.token_ids)
+        self._head = head
         self._rows = runner.token_rows = TokenRows()
 
     def may_propose(self, requests: Sequence[Request]) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config import EngineConfig
+from quintet.config.speculative import HEAD_METHODS
 from quintet.engine.executor.model_part import DrafterSizes, ModelSizes
 from quintet.engine.executor.model_weights import weights_cache_for, weights_for
 from quintet.engine.quantization import TargetPlatform, resolve_quantization
@@ -72,7 +73,7 @@ def drafter_sizes(
         **{**OWN_SETTINGS, "model": spec.model, "revision": spec.revision, "quantization": spec.quantization}
     )
     folder = resolve_model(own)
-    if spec.method in ("eagle", "eagle3") or (spec.method is None and is_head(folder)):
+    if spec.method in HEAD_METHODS or (spec.method is None and is_head(folder)):
         found = _head_sizes(own, facts, folder, whole.get_text_config(), sizes, spec.method)
         reasons.append(f"draft head {spec.model}: {spec.num_speculative_tokens} tokens at most")
         return found

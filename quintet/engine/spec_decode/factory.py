@@ -9,6 +9,7 @@ from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.lora.manager import LoRARole
 from quintet.engine.spec_decode.custom_class import load_proposer
+from quintet.engine.spec_decode.draft_block import DraftBlockProposer
 from quintet.engine.spec_decode.draft_head import DraftHeadProposer
 from quintet.engine.spec_decode.draft_model import DraftLimits, DraftModelProposer
 from quintet.engine.spec_decode.drafting import Drafting
@@ -37,7 +38,8 @@ def make_drafting(
         if drafter.head is None:
             proposer = DraftModelProposer(ranks, batches, tables, limits)
         else:
-            proposer = DraftHeadProposer(ranks, batches, tables, runner, limits, drafter.head.token_ids)
+            make = DraftBlockProposer if drafter.head.family.drafts_block else DraftHeadProposer
+            proposer = make(ranks, batches, tables, runner, limits, drafter.head)
     policy = DraftPolicy(proposer.num_drafts) if spec.adapt_num_tokens else None
     return Drafting(proposer, vocab_size, spec.disable_by_batch_size, policy)
 

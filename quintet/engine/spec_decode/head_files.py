@@ -1,4 +1,4 @@
-"""Draft heads as their authors publish them: EAGLE's own files, and those of the speculators library."""
+"""Draft heads as their authors publish them: EAGLE's and DFlash's own files, and those of the speculators library."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,20 @@ from quintet.layers.decoder import CausalLM
 from quintet.model_loader.loader import tensors_of
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
-from quintet.models.draft_heads.eagle import Eagle3Head, EagleHead
+from quintet.models.draft_heads.dflash import DFlashHead
+from quintet.models.draft_heads.eagle import Eagle3Head, EagleHead, PEagleHead
 from quintet.models.draft_heads.mtp import LAYOUTS, mtp_head
 
 SPECULATORS = "speculators_model_type"
+METHOD_OF = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash"}  # vLLM's, of each kind
+FAMILIES: Mapping[str, type[DraftHead]] = {
+    "eagle": EagleHead, "eagle3": Eagle3Head, "peagle": PEagleHead, "dflash": DFlashHead,
+}  # fmt: skip
+GEMMA4_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+# Entries of a DFlash head, in its config.json or in the dflash_config there, that change how it computes
+DFLASH_VARIANTS = (
+    "use_swa", "causal", "is_causal", "sample_from_anchor", "attention_sink_bias", "attention_value_scale",
+)  # fmt: skip
 
 
 def is_head(folder: Path) -> bool:
@@ -31,12 +41,13 @@ def is_head(folder: Path) -> bool:
     return (
         SPECULATORS in raw
         or "draft_vocab_size" in raw
-        or (isinstance(names, list) and "eagle" in str(names[0]).lower())
+        or raw.get("model_type") in GEMMA4_ASSISTANTS
+        or (isinstance(names, list) and any(each in str(names[0]).lower() for each in ("eagle", "dflash")))
     )
 
 
 def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | None) -> tuple[Any, DraftHeadSizes]:
-    """Reads an EAGLE head's configuration, with the entries that its family reads beside Llama's, and its other facts.
+    """Reads a head's configuration, with the entries that its family reads beside Llama's, and its other facts.
     `target`: the configuration of the model that it proposes to.
 
     ValueError if it is not such a head, or is another model's.
@@ -45,41 +56,86 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
     raw = read_object(file)
     entries = _entries(raw, file)
     tensors = tensors_of(weights, DraftHead)
-    is_third = any(name.endswith("hidden_norm.weight") for name in tensors)
+    kind = _kind(raw, tensors)
     if "fc.weight" not in tensors:
         raise ValueError(f"{folder} holds no draft head: fc.weight is missing; use method 'draft_model' for a model")
-    if method is not None and (method == "eagle3") != is_third:
-        found = "eagle3" if is_third else "eagle"
+    if method not in (None, METHOD_OF[kind]):
         raise ValueError(
-            f"{folder} holds a head for method {found!r}, not {method!r}; set speculative_config.method so"
+            f"{folder} holds a head for method {METHOD_OF[kind]!r}, not {method!r}; set speculative_config.method so"
         )
-    config = read_config("llama", entries, file)
+    config = read_config("qwen3" if entries.get("model_type") == "qwen3" else "llama", entries, file)
     config.fusion_bias = "fc.bias" in tensors
     config.norm_before_residual = bool(raw.get("norm_before_residual", False))
-    config.has_embedding, config.has_head = "embed_tokens.weight" in tensors, is_third and "lm_head.weight" in tensors
-    layers = _layers(raw, target) if is_third else (target.num_hidden_layers,)
+    config.norms_heads = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
+    config.has_embedding = "embed_tokens.weight" in tensors
+    config.has_head = kind != "eagle" and "lm_head.weight" in tensors
+    layers = (target.num_hidden_layers,) if kind == "eagle" else _layers(raw, target)
     config.num_taps = len(layers)
     token_ids = _token_ids(tensors, target.vocab_size, folder)
     config.draft_vocab_size = target.vocab_size if token_ids is None else len(token_ids)
     _check(config, target, folder)
-    return config, DraftHeadSizes(Eagle3Head if is_third else EagleHead, layers, token_ids)
+    mask = _mask_token_id(raw, config, file) if FAMILIES[kind].drafts_block else None
+    return config, DraftHeadSizes(FAMILIES[kind], layers, token_ids, mask)
+
+
+def _kind(raw: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
+    """Returns what kind of head a folder holds: a key of FAMILIES."""
+    if "hidden_norm.weight" in tensors:
+        return "dflash"
+    if "mask_hidden" in tensors or raw.get(SPECULATORS) == "peagle":
+        return "peagle"
+    return "eagle3" if any(name.endswith("hidden_norm.weight") for name in tensors) else "eagle"
+
+
+def _mask_token_id(raw: Mapping[str, Any], config: Any, file: Path) -> int:
+    """Returns the token that stands for those of a block; ValueError if there is none, or the head computes in a way
+    that is not served."""
+    own = _inner(raw, "dflash_config")
+    variants = [name for name in DFLASH_VARIANTS if own.get(name) or raw.get(name)]
+    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
+        variants.append("sliding_attention")
+    if variants:
+        raise ValueError(f"{file}: draft heads with {', '.join(variants)} are not supported; use another head")
+    places = (own.get("mask_token_id"), *(raw.get(name) for name in ("mask_token_id", "ptd_token_id", "pard_token")))
+    mask = next((each for each in places if each is not None), None)
+    if type(mask) is not int or not 0 <= mask < config.vocab_size:
+        raise ValueError(
+            f"{file}: mask_token_id is {mask!r}, not a token below {config.vocab_size}; fetch the head again"
+        )
+    return mask
 
 
 def _entries(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Returns the entries of the head's Llama layer."""
+    if raw.get("model_type") in GEMMA4_ASSISTANTS:
+        raise ValueError(
+            f"{file}: {raw['model_type']} is not supported: it reads the keys and values of Gemma 4's own layers, and "
+            "Gemma 4 has no family here (transformers' code computes it); use method 'ngram' or 'suffix'"
+        )
     kind = raw.get(SPECULATORS)
     if kind is None:
         return dict(raw)
     inner = raw.get("transformer_layer_config")
-    if kind != "eagle3" or not isinstance(inner, Mapping):
-        raise ValueError(f"{file}: {SPECULATORS} {kind!r} is not supported; heads of type 'eagle3' are")
+    if kind not in ("eagle3", "peagle", "dflash") or not isinstance(inner, Mapping):
+        raise ValueError(
+            f"{file}: {SPECULATORS} {kind!r} is not supported; heads of type 'eagle3', 'peagle' and 'dflash' are"
+        )
     return dict(inner)
 
 
+def _inner(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns the entries of an entry; none where it is no mapping."""
+    found = raw.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _layers(raw: Mapping[str, Any], target: Any) -> tuple[int, ...]:
-    """Returns the layers that an EAGLE-3 head reads: those of its configuration, or its authors' three."""
-    count, own = target.num_hidden_layers, raw.get("eagle_config") or {}
-    given = raw.get("eagle_aux_hidden_state_layer_ids") or own.get("eagle_aux_hidden_state_layer_ids")
+    """Returns the layers that a head reads: those of its configuration, or the three of EAGLE-3's authors."""
+    count, name = target.num_hidden_layers, "eagle_aux_hidden_state_layer_ids"
+    given = raw.get(name) or _inner(raw, "eagle_config").get(name) or raw.get("aux_hidden_state_layer_ids")
+    after = _inner(raw, "dflash_config").get("target_layer_ids")  # DFlash's authors name the layers that give them
+    if given is None and isinstance(after, list):
+        given = [each + 1 if type(each) is int else each for each in after]
     layers: Sequence[Any] = given if isinstance(given, list) else (2, count // 2, count - 3)
     if any(type(each) is not int or not 0 <= each <= count for each in layers) or len(set(layers)) != len(layers):
         raise ValueError(

@@ -18,6 +18,7 @@ REQUEST_WEIGHT = 0.15  # of the newest draft in the acceptance of its request
 ENGINE_WEIGHT = 0.01  # in that of all, with which requests begin
 PROBE_STEPS = 64  # after so many steps without drafts, one has some: acceptance may have changed
 PROBE_LOSS = 0.01  # share of the time that these may cost
+PLAIN_STEPS = 32  # after so many steps with drafts, one has none: what it takes is what drafts are weighed against
 LEAST_CHANCE = 0.2  # of a draft to be accepted, as long as costs are not known
 
 
@@ -33,6 +34,7 @@ class DraftPolicy:
         self._costs: FloatArray | None = None  # [COST_SIZES]
         self._draft_cost = 0.0  # seconds that the proposer takes for a draft
         self._num_skipped = 0  # steps in a row that were to have no drafts
+        self._num_drafted = 0  # steps with drafts since the last without
 
     def set_costs(self, costs: Sequence[float]) -> None:
         """Sets the seconds that steps of COST_SIZES tokens take and, behind them, those of the proposer for a draft."""
@@ -78,13 +80,16 @@ class DraftPolicy:
         worth = gains > LEAST_CHANCE if costs is None else gains / expected > np.diff(costs) / costs[:-1]
         worth &= gains > 0
         count = len(worth) if worth.all() else int(np.argmin(worth))
+        if count and self._num_drafted >= PLAIN_STEPS:
+            self._num_drafted = 0
+            return [(request, 0) for request, _ in room]
         if count == 0:
-            self._num_skipped += 1
+            self._num_skipped, self._num_drafted = self._num_skipped + 1, 0
             if self._num_skipped < PROBE_STEPS:
                 return [(request, 0) for request, _ in room]
             count = len(room) if costs is None else int(np.searchsorted(costs, costs[0] * PROBE_COST, "right")) - 1
             count = min(max(1, count), int(np.count_nonzero(gains)))
-        self._num_skipped = 0
+        self._num_skipped, self._num_drafted = 0, self._num_drafted + 1
         counts = np.bincount(order[:count] // num_drafts, minlength=len(room))
         return [(request, int(count)) for (request, _), count in zip(room, counts, strict=True)]
 

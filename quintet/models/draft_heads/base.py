@@ -6,11 +6,14 @@ from torch import Tensor
 
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
+from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext, replicated
-from quintet.layers.decoder import CausalLM, select_output_rows
+from quintet.layers.decoder import CausalLM, norm_eps, select_output_rows
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, column_parallel
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import head_dim
 
 _TABLES = (r"embed_tokens\.weight", r"lm_head\.weight")  # which the other model has, too
 
@@ -24,6 +27,8 @@ class DraftHead(CausalLM):
     """
 
     supports_pipeline = False
+    drafts_block = False  # all drafts of a request in one step, at mask tokens
+    starts_at_last_token = False  # the block begins with the last token, and a mask draws its own place's token
     ignored_tensors: tuple[str, ...] = (
         r".*rotary_emb\.inv_freq",
         r"d2t",
@@ -58,8 +63,9 @@ class DraftHead(CausalLM):
             raise ValueError(f"draft heads are not supported for {family} models; use method 'draft_model' or 'ngram'")
         self._borrowed, self._lora = (*parts, model.lm_head), model.lora_step
 
-    def combine(self, states: Tensor) -> Tensor:
-        """Hidden states of several layers side by side [T, N * H] -> [T, H], what a step reads; of one: as they are."""
+    def combine(self, states: Tensor, places: Tensor | None) -> Tensor:
+        """Hidden states of several layers side by side [T, N * H] -> [T, H], what a step reads; of one: as they are.
+        `places` [T]: embed_indices, of a head that drafts a block: 0 for rows of one kind, -1 for the others."""
         return states
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -70,14 +76,21 @@ class DraftHead(CausalLM):
         head = self.lm_head if hasattr(self, "lm_head") else self._borrowed[2]
         return Outputs(head(normalized), following), cache.state
 
-    def hidden_states(self, embeds: Tensor, hidden: Tensor, cache: StepState) -> tuple[Tensor, Tensor]:
+    def hidden_states(self, embeds: Tensor, hidden: Tensor, cache: StepState) -> tuple[Tensor, Tensor | None]:
         """Embeddings and hidden states [T, H] -> of the step's rows [L, H]: what the language-model head takes, and
-        what stands for the model's hidden state."""
+        what stands for the model's hidden state; None where no later draft reads it."""
         raise NotImplementedError
 
     def rows(self, x: Tensor, cache: StepState) -> Tensor:
         """Selects the step's rows."""
         return select_output_rows(x, cache, self._ops)
+
+
+def norm_heads(attention: SelfAttention, config: Any, build: BuildContext) -> None:
+    """Gives an attention layer the norms of each head's q and k, where the head's file has them."""
+    if config.norms_heads:
+        attention.q_norm = RMSNorm(build, head_dim(config), norm_eps(config))
+        attention.k_norm = RMSNorm(build, head_dim(config), norm_eps(config))
 
 
 def fusion(build: BuildContext, name: str, inputs: int, outputs: int, bias: bool = False) -> ColumnParallelLinear:

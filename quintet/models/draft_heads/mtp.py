@@ -20,7 +20,7 @@ class MTPLayout(NamedTuple):
     embed_norm: str = "model.layers.{L}.enorm"
     hidden_norm: str = "model.layers.{L}.hnorm"
     product: str = "model.layers.{L}.eh_proj"
-    last_norm: str = "model.layers.{L}.shared_head.norm"
+    last_norm: str | None = "model.layers.{L}.shared_head.norm"  # None: the model's own
     norm_offset: float = 0.0
     hidden_first: bool = False  # the product reads the hidden state before the embedding
     feeds_normalized: bool = False  # the next token's hidden state is what the language-model head reads
@@ -47,10 +47,21 @@ MIMO = MTPLayout(
     last_norm="model.mtp_layers.0.final_layernorm",
     hidden_first=True,
 )
+# As FastDeploy, its authors' engine, computes it; vLLM has no norm before the language-model head
+ERNIE = MTPLayout(
+    block="model.mtp_block.0",
+    embed_norm="model.mtp_emb_norm.0",
+    hidden_norm="model.mtp_hidden_norm.0",
+    product="model.mtp_linear_proj.0",
+    last_norm=None,
+    feeds_normalized=True,
+    entries={"moe_layer_start_index": 1},
+)
 LAYOUTS: Mapping[str, MTPLayout] = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite"), DEEPSEEK),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN),
     "mimo": MIMO,
+    "ernie4_5_moe": ERNIE,
 }
 
 
@@ -73,8 +84,9 @@ class MTPHead(DraftHead):
             layout.embed_norm: RMSNorm(build, width, eps, layout.norm_offset),
             layout.hidden_norm: RMSNorm(build, width, eps, layout.norm_offset),
             layout.product: fusion(build, f"/{product}", 2 * width, width),
-            layout.last_norm: RMSNorm(build, width, eps, layout.norm_offset),
         }
+        if layout.last_norm is not None:
+            made[layout.last_norm] = RMSNorm(build, width, eps, layout.norm_offset)
         for name, module in made.items():
             _put(self, name.format(L=layers), module)
         self._parts: tuple[Any, ...] = (
@@ -86,12 +98,13 @@ class MTPHead(DraftHead):
         found: Mapping[str, Any] = self._parts[-1].gathered(entries)
         return found
 
-    def combine(self, states: Tensor) -> Tensor:
+    def combine(self, states: Tensor, places: Tensor | None) -> Tensor:
         out: Tensor = self._borrowed[1](states)
         return out
 
     def hidden_states(self, embeds: Tensor, hidden: Tensor, cache: StepState) -> tuple[Tensor, Tensor]:
-        block, embed_norm, hidden_norm, product, last_norm, _ = self._parts
+        block, embed_norm, hidden_norm, product, *own = self._parts[:-1]
+        (last_norm,) = own or (self._borrowed[1],)
         pair = embed_norm(embeds), hidden_norm(hidden)
         x = product(self._ops.beside(*(reversed(pair) if self._layout.hidden_first else pair)))
         x, residual = block(x, None, cache)
@@ -101,7 +114,7 @@ class MTPHead(DraftHead):
 
 def mtp_head(family: type[CausalLM]) -> type[MTPHead]:
     """Returns the class of the heads that have layers of this family."""
-    names = {"family": family, "canonical": family.canonical, "unstacked": staticmethod(family.unstacked)}
+    names = {"family": family, "canonical": staticmethod(family.canonical), "unstacked": staticmethod(family.unstacked)}
     return type(f"{family.__name__}MTPHead", (MTPHead,), names)
 
 

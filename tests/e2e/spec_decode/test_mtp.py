@@ -23,7 +23,7 @@ class Head(NamedTuple):
     embed_norm: str
     hidden_norm: str
     product: str
-    last_norm: str
+    last_norm: str | None  # None: the model's
     around_zero: bool = False  # norms are kept around 0
     hidden_first: bool = False
     feeds_normalized: bool = False
@@ -39,7 +39,11 @@ MIMO = Head(
     MTP, f"{MTP}.token_layernorm", f"{MTP}.hidden_layernorm", f"{MTP}.input_proj", f"{MTP}.final_layernorm",
     hidden_first=True,
 )  # fmt: skip
-HEADS = {"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "qwen3_next": QWEN, "mimo": MIMO}
+ERNIE = Head(
+    "model.mtp_block.0", "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", None,
+    feeds_normalized=True,
+)  # fmt: skip
+HEADS = {"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "qwen3_next": QWEN, "mimo": MIMO, "ernie4_5_moe": ERNIE}
 
 
 class Files(NamedTuple):
@@ -60,7 +64,9 @@ def written(folder: Path, family: str) -> Files:
         tensors |= load_file(file)
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     kinds = config.get("layer_types") or []
-    at = kinds.index("full_attention") if family == "qwen3_next" else layers - 1
+    at = {"qwen3_next": lambda: kinds.index("full_attention"), "ernie4_5_moe": lambda: 0}.get(
+        family, lambda: layers - 1
+    )()
     layer = {name: each for name, each in tensors.items() if name.startswith(f"model.layers.{at}.")}
     own = {}
     for name, each in layer.items():
@@ -70,13 +76,15 @@ def written(folder: Path, family: str) -> Files:
         name: torch.randn(width) * 0.1 + (not head.around_zero) for name in ("embed_norm", "hidden_norm", "last_norm")
     }
     parts["product"] = torch.randn(width, 2 * width) * 0.2
-    names = {part: f"{getattr(head, part).format(L=layers)}.weight" for part in parts}
+    if head.last_norm is None:
+        parts["last_norm"] = tensors["model.norm.weight"].float()
+    names = {part: f"{where.format(L=layers)}.weight" for part in parts if (where := getattr(head, part))}
     block = head.block.format(L=layers)
     (folder / "model").mkdir()
     own_type = {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]} if family == "mimo" else {}
     (folder / "model" / "config.json").write_text(json.dumps(config | own_type))
     extra = {f"{block}.{name}": each for name, each in own.items()}
-    extra |= {names[part]: each for part, each in parts.items()}
+    extra |= {name: parts[part] for part, name in names.items()}
     save_file({**tensors, **extra}, folder / "model" / "model.safetensors")
     reference = folder / "reference"
     reference.mkdir()

@@ -209,7 +209,7 @@ def test_no_more_requests_run_than_have_states() -> None:
     assert most == 2
 
 
-def test_states_keep_as_many_drafts_apart_as_kernels_take() -> None:
+def test_states_keep_as_many_drafts_apart_as_kernels_take(caplog: pytest.LogCaptureFixture) -> None:
     """Of layers that all can; the memory plan counts them."""
     sizes = ModelSizes(torch.float32, 16, 128, max_drafts=3)
     made = [
@@ -223,7 +223,9 @@ def test_states_keep_as_many_drafts_apart_as_kernels_take() -> None:
     assert many.kv_cache_layout.max_drafts == MAX_DRAFTS
     selective = Worker(PLATFORM(), variant("mamba", "plain").config, sizes)
     assert selective.kv_cache_layout.max_drafts == 0, "a selective scan's state holds drafts"
-    engine = client("lfm2", "plain", speculative_config={**NGRAM, "num_speculative_tokens": 40})
+    with caplog.at_level("INFO"):
+        engine = client("lfm2", "plain", speculative_config={**NGRAM, "num_speculative_tokens": 40})
+    assert f"{MAX_DRAFTS} drafts of a request at most, not 40: states keep no more" in caplog.text
     assert engine.engine.scheduler.max_num_drafts == MAX_DRAFTS
 
 

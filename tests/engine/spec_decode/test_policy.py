@@ -14,7 +14,7 @@ from quintet.engine.request import CoreRequest, Request
 from quintet.engine.spec_decode.drafting import Drafting
 from quintet.engine.spec_decode.factory import make_step_costs
 from quintet.engine.spec_decode.ngram import NgramProposer
-from quintet.engine.spec_decode.policy import COST_SIZES, LEAST_CHANCE, PRIOR, PROBE_STEPS, DraftPolicy
+from quintet.engine.spec_decode.policy import COST_SIZES, LEAST_CHANCE, PLAIN_STEPS, PRIOR, PROBE_STEPS, DraftPolicy
 from quintet.engine.spec_decode.step_costs import TABLE_STEPS, StepCosts
 from quintet.engine.step_plan import StepPlan
 from quintet.sampling_params import SamplingParams
@@ -210,3 +210,13 @@ def test_probes_cost_little_where_tokens_are_dear() -> None:
     assert max(given) > 0
     extra = sum(np.interp(16 + count, COST_SIZES, PER_TOKEN) - np.interp(16, COST_SIZES, PER_TOKEN) for count in given)
     assert extra <= 0.01 * len(given) * np.interp(16, COST_SIZES, PER_TOKEN)
+
+
+def test_now_and_then_a_step_has_none_so_that_its_time_is_known() -> None:
+    """Else steps without drafts would be thought to take as long as the smallest with drafts."""
+    policy, room = DraftPolicy(2), [(request(0), 2)]
+    for costs in (None, FREE):
+        if costs is not None:
+            policy.set_costs(costs)
+        given = [numbers(policy.limit(room))[0] for _ in range(2 * PLAIN_STEPS + 2)]
+        assert given == ([2] * PLAIN_STEPS + [0]) * 2 and not policy.skips_next
