@@ -125,9 +125,11 @@ class LoRAPools:
                 )
             )
         ranks = torch.zeros((1, self._columns), dtype=torch.int32)
-        packed = {path: pool.pack(adapter, self.sizes, ranks[0], read) for path, pool in self._pools.items()}
-        pools = {path: tensors for path, tensors in packed.items() if tensors}
-        return PackedLoRA(pools, ranks, any(each.has_extras for each in adapter.values()))
+        has_extras = any(each.has_extras for each in adapter.values())
+        packed = {
+            path: pool.pack(adapter, self.sizes, ranks[0], read, has_extras) for path, pool in self._pools.items()
+        }
+        return PackedLoRA({path: tensors for path, tensors in packed.items() if tensors}, ranks, has_extras)
 
     def write(self, platform: Platform, slot: int, packed: PackedLoRA) -> None:
         """Writes an adapter into a slot of all pools, from 0 on; no step runs that reads it."""
@@ -144,9 +146,10 @@ class LoRAPools:
 
     @torch.inference_mode()
     def _copy(self, slot: int, packed: PackedLoRA) -> None:
-        """Copies the rows that the adapter has: hundreds of small copies, between two steps."""
+        """Copies the rows that the adapter has: hundreds of small copies in one call, between two steps."""
         experts = (each["ranks"] for each in packed.pools.values() if "ranks" in each)
         most = max(int(each.max()) for each in (packed.ranks, *experts) if each.numel())
+        places, rows = [self._ranks.ranks.narrow(0, slot, 1)], [packed.ranks]
         for path, tensors in packed.pools.items():
             pool = self._pools[path]
             held = pool._parameters  # where nn.Module would look them up, one after the other
@@ -155,8 +158,9 @@ class LoRAPools:
                 there = held[name].narrow(0, slot * count, count)  # type: ignore[union-attr]  # place() has made it
                 if name in RANKED and most < self.sizes.max_rank:
                     there, tensor = there.narrow(-2, 0, most), tensor.narrow(-2, 0, most)
-                there.copy_(tensor)
-        self._ranks.ranks.narrow(0, slot, 1).copy_(packed.ranks)
+                places.append(there)
+                rows.append(tensor)
+        torch._foreach_copy_(places, rows)
 
     def _weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, slot: int | None = None) -> Weight:
         """A tensor of a pool, or one slot of it: each rank keeps its own whole."""

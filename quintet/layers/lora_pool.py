@@ -76,10 +76,16 @@ class LoRAPool(Layer):
 
     @abstractmethod
     def pack(
-        self, adapter: Mapping[str, LoRAMatrices], sizes: LoRASizes, ranks: Tensor, read: ReadWeight | None
+        self,
+        adapter: Mapping[str, LoRAMatrices],
+        sizes: LoRASizes,
+        ranks: Tensor,
+        read: ReadWeight | None,
+        has_extras: bool,
     ) -> Tensors:
         """Returns an adapter's share of the tensors for this rank, and enters its rows into `ranks` [M]. ValueError
-        names a module whose matrices do not fit. `read`: None where only that is checked."""
+        names a module whose matrices do not fit. `read`: None where only that is checked. `has_extras`: the adapter
+        has more than the A and B of products, here or beside another layer."""
 
     def _extras(self, sizes: LoRASizes) -> Tensors:
         """Gains and offsets that change nothing."""
@@ -137,10 +143,15 @@ class ProductPool(LoRAPool):
         }
 
     def pack(
-        self, adapter: Mapping[str, LoRAMatrices], sizes: LoRASizes, ranks: Tensor, read: ReadWeight | None
+        self,
+        adapter: Mapping[str, LoRAMatrices],
+        sizes: LoRASizes,
+        ranks: Tensor,
+        read: ReadWeight | None,
+        has_extras: bool,
     ) -> Tensors:
         given = {module: adapter[module] for module in self.modules_here if module in adapter}
-        packed = self._extras(sizes) if any(each.has_extras for each in adapter.values()) else {}
+        packed = self._extras(sizes) if has_extras else {}
         if not given:
             return packed
         shapes = self.tensors(sizes)
@@ -150,7 +161,7 @@ class ProductPool(LoRAPool):
             self._check(module, matrices, sizes)
             part, rows = self.modules_here.index(module), len(matrices.lora_a)
             ranks[self.first + part] = rows
-            a[0, part, :rows] = matrices.lora_a[:, start:stop].to(self._dtype)
+            a[0, part, :rows] = matrices.lora_a[:, start:stop]
         for number, columns in enumerate(self._columns()):
             if (matrix := given.get(module_of(self._slices[number]))) is None:
                 continue
@@ -161,7 +172,7 @@ class ProductPool(LoRAPool):
                 lora_b = lora_b * gains[:, None]
             if matrix.bias is not None and self._adds_bias:
                 packed["offsets"][0, columns] += self._cut(number, matrix.bias[:, None].float())[:, 0]
-            b[0, : lora_b.shape[1], columns] = lora_b.t().to(self._dtype)
+            b[0, : lora_b.shape[1], columns] = lora_b.t()
         return {"lora_a": a, "lora_b": b, **packed}
 
     def _columns(self) -> Iterator[slice]:
@@ -248,9 +259,14 @@ class EmbeddingPool(LoRAPool):
         }
 
     def pack(
-        self, adapter: Mapping[str, LoRAMatrices], sizes: LoRASizes, ranks: Tensor, read: ReadWeight | None
+        self,
+        adapter: Mapping[str, LoRAMatrices],
+        sizes: LoRASizes,
+        ranks: Tensor,
+        read: ReadWeight | None,
+        has_extras: bool,
     ) -> Tensors:
-        packed = self._extras(sizes) if any(each.has_extras for each in adapter.values()) else {}
+        packed = self._extras(sizes) if has_extras else {}
         matrices = adapter.get(self.path)
         if matrices is None:
             return packed

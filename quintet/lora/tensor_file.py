@@ -46,7 +46,7 @@ class TensorEntry:
 @dataclass(frozen=True)
 class HashedTensor:
     entry: TensorEntry
-    digest: bytes  # blake2b of its bytes
+    digest: bytes  # SHA-256 of its bytes
     tensor: Tensor | None  # None where it is not kept
 
 
@@ -148,7 +148,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _read(file: Path, stream: BufferedReader, entry: TensorEntry, scratch: bytearray, keep: bool) -> HashedTensor:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()  # processors have instructions for it
     kept = torch.empty(entry.num_bytes, dtype=torch.uint8) if keep else None
     whole = memoryview(scratch) if kept is None else memoryview(kept.numpy().data)
     for begin in range(0, entry.num_bytes, CHUNK):

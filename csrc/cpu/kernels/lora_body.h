@@ -192,7 +192,7 @@ inline void grow_up(float* sums, const LoraUp& call, const E* b, long r, long le
     Wide total[Tokens];
 #pragma GCC unroll 4
     for (long t = 0; t < Tokens; ++t) total[t] = load_wide(sums + t * kWide);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (long i = 0; i < Rows; ++i) {
         const Wide row = load_first<Whole>(b + i * call.stride, left);
         // The next rows, while sums take the time: for one token the processor's own prefetching is as fast.
@@ -226,6 +226,9 @@ inline void up_direct(const LoraUp& call) {
     alignas(64) float sums[Tokens * (kLoraColumns + kWide)];  // [columns / kWide, Tokens, kWide]
     __builtin_memset(sums, 0, static_cast<size_t>((call.columns + kWide - 1) / kWide * kWide * Tokens) * sizeof(float));
     long r = 0;
+    if constexpr (Tokens == 1) {  // whose sums leave registers for more rows
+        for (; r + 2 * kStreams <= call.rows; r += 2 * kStreams) up_rows<E, Tokens, 2 * kStreams>(sums, call, r);
+    }
     for (; r + kStreams <= call.rows; r += kStreams) up_rows<E, Tokens, kStreams>(sums, call, r);
     for (; r < call.rows; ++r) up_rows<E, Tokens, 1>(sums, call, r);
     for (long t = 0; t < Tokens; ++t) {

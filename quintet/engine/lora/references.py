@@ -66,7 +66,7 @@ class LoRAReferences:
         reference, why, error = LoRAReference(name, "", b""), "", None
         try:
             folder = find()
-            reference = LoRAReference(name, str(folder), adapter_digest(folder))
+            reference = LoRAReference(name, str(folder), self._digest(folder))
             why = "" if self._manager is None else self._manager.check(reference)
         except Exception as caught:  # the others wait for what this rank has found
             if self._agree is None:
@@ -80,6 +80,9 @@ class LoRAReferences:
         if agreed:
             raise ValueError(f"the adapter {name!r} cannot be served: {agreed}")
         return reference
+
+    def _digest(self, folder: Path) -> bytes:
+        return adapter_digest(folder) if self._manager is None else self._manager.digest(folder)
 
     def _free_number(self) -> int:
         used = {each.number for each in self._named.values()}

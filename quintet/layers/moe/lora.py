@@ -70,7 +70,12 @@ class ExpertsPool(LoRAPool):
         }
 
     def pack(
-        self, adapter: Mapping[str, LoRAMatrices], sizes: LoRASizes, ranks: Tensor, read: ReadWeight | None
+        self,
+        adapter: Mapping[str, LoRAMatrices],
+        sizes: LoRASizes,
+        ranks: Tensor,
+        read: ReadWeight | None,
+        has_extras: bool,
     ) -> Tensors:
         shapes = self.tensors(sizes)
         given = {name: adapter[name] for name in self.modules_here if name in adapter}
