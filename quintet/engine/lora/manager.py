@@ -74,7 +74,7 @@ class LoRAManager(StepHook):
     ) -> None:
         self.slots = LoRASlots(limits.max_loras)
         self._ranks, self._limits, self._pack, self._role = ranks, limits, pack, role
-        self._readers = ThreadPoolExecutor(READERS, "adapter", initializer=_begin_reading)
+        self._readers = ThreadPoolExecutor(READERS, "adapter", _begin_reading, (torch.get_num_threads(),))
         self._lock = threading.RLock()
         self._kept: OrderedDict[bytes, LoadedLoRA] = OrderedDict()  # those with a place in host memory
         self._known: WeakValueDictionary[bytes, LoadedLoRA] = WeakValueDictionary()  # those that wait for one, too
@@ -320,13 +320,15 @@ class LoRAManager(StepHook):
             adapter.close()
 
 
-def _begin_reading() -> None:
-    """Called first in a thread that reads: where cores are short, steps have them."""
+def _begin_reading(torch_threads: int) -> None:
+    """Called first in a thread that reads: where cores are short, steps have them. `torch_threads`: of the others."""
     if sys.platform == "linux":  # where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READERS_NICE)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # it counts for this thread, and for those to come, which the next line takes back
-    threading.Thread(target=torch.set_num_threads, args=(before,)).start()
+    torch.get_num_threads()  # the first call in a thread sets its number
+    torch.set_num_threads(1)  # of this thread, and of those to come, which the next lines take back
+    other = threading.Thread(target=torch.set_num_threads, args=(torch_threads,))
+    other.start()
+    other.join()
 
 
 def first_refusal(channel: Channel | None, why: str) -> str:
