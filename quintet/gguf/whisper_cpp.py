@@ -22,7 +22,7 @@ SIZES = (  # in the file's order
     "text.context_length", "text.embedding_length", "text.head_count", "text.block_count", "mel_bins",
 )  # fmt: skip
 MAX_SIZE, MAX_TOKEN, MAX_AXES, MAX_TENSORS = 2**20, 2**12, 3, 2**15
-TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+SPECIAL_TOKENS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 MODULES = {  # of a layer: name in the file -> module of transformers
     "attn.query": "self_attn.q_proj", "attn.key": "self_attn.k_proj", "attn.value": "self_attn.v_proj",
     "attn.out": "self_attn.out_proj", "attn_ln": "self_attn_layer_norm", "cross_attn.query": "encoder_attn.q_proj",
@@ -98,10 +98,10 @@ def _special(text: list[str], vocab_size: int) -> list[str]:
     """Returns all tokens: behind those of text the special ones in openai-whisper's order. An older converter has
     written the first of those too."""
     text = text[: text.index("<|endoftext|>")] if "<|endoftext|>" in text else text
-    languages = vocab_size - len(text) - 2 - len(TASKS) - TIMESTAMPS
+    languages = vocab_size - len(text) - 2 - len(SPECIAL_TOKENS) - TIMESTAMPS
     if not 0 <= languages <= len(NAMES):
         raise CorruptFile(f"it is of {vocab_size} tokens, {len(text)} of text, which leaves {languages} languages")
-    names = ["endoftext", "startoftranscript", *list(NAMES)[:languages], *TASKS]
+    names = ["endoftext", "startoftranscript", *list(NAMES)[:languages], *SPECIAL_TOKENS]
     times = (f"<|{SECONDS_PER_TIMESTAMP * index:.2f}|>" for index in range(TIMESTAMPS))
     return [*text, *(f"<|{name}|>" for name in names), *times]
 

@@ -273,8 +273,8 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class TokenChoiceSpec:
-    """An indexer: the `count` tokens of its request that score highest for each token, which a layer with
-    AttentionSpec.chosen then sees. Every rank has all of it. Source: DeepSeek-V3.2 (2025), section 2.1."""
+    """An indexer of sparse attention: its top-k, the `count` tokens of its request that score highest for each token,
+    which a layer with AttentionSpec.chosen then sees. Every rank has all of it. Source: DeepSeek-V3.2 (2025)."""
 
     head_dim: int  # of the one key that is kept of a token
     count: int

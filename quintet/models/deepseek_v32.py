@@ -14,7 +14,7 @@ INDEXER = r"model\.layers\.\d+\.self_attn\.indexer\..*"
 
 
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
-    """An indexer chooses index_topk tokens that each token sees, those of up to that position all: where no request is
+    """DeepSeek-V3 whose tokens see index_topk tokens at most, which a layer's indexer chooses. Where no request is
     longer, attention is DeepSeek-V3's, and the indexers' weights are not read. Layers of GLM-5 without an indexer
     ("shared") see what the last one before chose."""
 

@@ -149,7 +149,8 @@ def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext
 
     q [T, H, D] and weights [T, H] float32; keys [P, 1, 1, page_size, D], pages of one key for each token. A score is
     the sum over heads of weight * max(0, q . k), in float32; of equal ones the earlier place counts as higher. C is the
-    smaller of `count` and the places of the table. Places ascend, -1 stands behind them. Source: DeepSeek-V3.2 (2025).
+    smaller of `count` and the places of the table. Places ascend, -1 stands behind them. They are the top-k of an
+    indexer in sparse attention (vLLM's topk_indices). Source: DeepSeek-V3.2 (2025).
     """
     batch, group = context
     rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
@@ -164,7 +165,8 @@ def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext
 
 @Op
 def chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
-    """q [T, H, D] over the places `chosen` [T, C] of each token's request alone, those from 0 -> [T, H, value_dim].
+    """q [T, H, D] over the places `chosen` [T, C] of each token's request alone, those from 0 -> [T, H, value_dim]:
+    sparse attention, of what choose_tokens has chosen.
 
     kv [P, 1, 1, page_size, row_width] as paged_attention has it where V is part of K.
     """

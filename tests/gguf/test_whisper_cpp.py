@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
@@ -17,7 +18,7 @@ from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.gguf.architectures.whisper import non_speech_tokens
 from quintet.gguf.file import is_gguf, read
-from quintet.gguf.whisper_cpp import letters_of_bytes
+from quintet.gguf.whisper_cpp import letters_of_bytes, module_of
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.model_loader.gguf_config import read_generation_config
 from quintet.model_loader.gguf_weights import entries
@@ -73,6 +74,34 @@ def rounded(path: Path) -> WhisperForConditionalGeneration:
     assert absent.missing_keys == ["proj_out.weight"] and not absent.unexpected_keys
     made.generation_config = GenerationConfig(**read_generation_config(path))
     return made
+
+
+def test_names_are_openai_whispers() -> None:
+    """As its state dict has them; the file that the other tests read is written by the reader's own table."""
+    names = {
+        "encoder.conv1": "encoder.conv1", "encoder.positional_embedding": "encoder.embed_positions",
+        "encoder.blocks.3.attn.query": "encoder.layers.3.self_attn.q_proj",
+        "encoder.blocks.0.attn_ln": "encoder.layers.0.self_attn_layer_norm",
+        "encoder.blocks.0.mlp.0": "encoder.layers.0.fc1", "encoder.blocks.0.mlp.2": "encoder.layers.0.fc2",
+        "encoder.blocks.0.mlp_ln": "encoder.layers.0.final_layer_norm", "encoder.ln_post": "encoder.layer_norm",
+        "decoder.token_embedding": "decoder.embed_tokens", "decoder.ln": "decoder.layer_norm",
+        "decoder.blocks.1.attn.out": "decoder.layers.1.self_attn.out_proj",
+        "decoder.blocks.1.cross_attn.key": "decoder.layers.1.encoder_attn.k_proj",
+        "decoder.blocks.1.cross_attn.value": "decoder.layers.1.encoder_attn.v_proj",
+        "decoder.blocks.1.cross_attn_ln": "decoder.layers.1.encoder_attn_layer_norm",
+    }  # fmt: skip
+    assert {name: module_of(name) for name in names} == {name: f"model.{module}" for name, module in names.items()}
+    assert module_of("decoder.blocks.1.gate") is None
+
+
+def test_a_gguf_file_of_whisper_is_refused_by_its_format(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "w.gguf", "whisper")
+    writer.add_tensor("encoder.conv1.weight", np.zeros((4, 4), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    with pytest.raises(ValueError, match=r"w.gguf holds Whisper in another format than whisper.cpp's"):
+        load_model_config(tmp_path / "w.gguf")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -166,6 +195,14 @@ def spoilt(good: bytes) -> dict[str, tuple[bytes, str]]:
         "name": (good.replace(name, b"encoder.blocks.0.attn.wrong.weight", 1), "attn.wrong.weight"),
         "short": (b"lmgg" + sizes[:2], "fewer than"),
     }
+
+
+def test_an_encoder_and_a_decoder_of_other_widths_are_refused(tmp_path: Path) -> None:
+    good = written(tmp_path / "good.bin").read_bytes()
+    path = tmp_path / "other.bin"
+    path.write_bytes(good[:12] + struct.pack("<i", 64) + good[16:])
+    with pytest.raises(ValueError, match="other.bin: the encoder has 64 features and the decoder 32"):
+        load_model_config(path)
 
 
 def test_a_hostile_file_is_one_error_that_names_it(tmp_path: Path) -> None:

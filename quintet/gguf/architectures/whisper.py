@@ -52,10 +52,20 @@ def _tokens(model: GGUFModel) -> list[str]:
     return tokens
 
 
+def _kind(model: GGUFModel) -> str:
+    _tokens(model)  # of a file of another format, this says so before what it lacks
+    return "whisper"
+
+
 def _entries(model: GGUFModel) -> Entries:
     """Returns entries of transformers' WhisperConfig. ValueError for sizes that do not fit."""
-    size = model.required_number
-    width, eot = size("text.embedding_length"), _tokens(model).index(_END)
+    size, eot = model.required_number, _tokens(model).index(_END)
+    width = size("text.embedding_length")
+    if size("audio.embedding_length") != width:
+        raise ValueError(
+            f"{model.path}: the encoder has {size('audio.embedding_length')} features and the decoder {width}, which "
+            "Whisper has not; fetch it again"
+        )
     if model.shape("decoder.token_embedding.weight") != (size("vocab_size"), width):
         raise ValueError(f"{model.path}: its vocabulary is not the {size('vocab_size')} rows of its embedding")
     entries: Entries = {
@@ -92,7 +102,7 @@ def _names(model: GGUFModel) -> ArchitectureNames:
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     ARCHITECTURE: Architecture(
-        "whisper",
+        _kind,
         _names,
         _entries,
         {},

@@ -10,9 +10,11 @@ import torch
 from transformers import AutoConfig
 
 from quintet import LLM, SamplingParams
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
+from quintet.ops.attention import choose_tokens
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.derived_families import GROUPED, SPARSE
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
@@ -107,6 +109,15 @@ def test_tokens_equal_transformers_at_8192_tokens(name: str) -> None:
     assert reference.argmax(-1).tolist() == list(completion.token_ids) and completion.logprobs is not None
     for found, want in zip(completion.logprobs, reference.log_softmax(-1), strict=True):
         assert all(abs(each.logprob - float(want[token])) < 1e-3 for token, each in found.items())
+
+
+def test_a_key_that_is_not_a_number_is_chosen_and_fails_no_step() -> None:
+    cache = RandomKVCache(spec(2, 1, 8, page_size=16, shared=8), [40])
+    q, context = cache.batch({0: AttentionRequest(0, 40)})
+    cache.kv[context.group.block_table[0, 0], 0, 0, 3] = torch.nan
+    given = (q, torch.ones(40, 2), cache.kv, context, 8)
+    found = choose_tokens.providers["torch"](*given)
+    assert torch.equal(found, choose_tokens.reference(*given)) and (found[8:] == 3).any(1).all()
 
 
 def test_platforms_without_chosen_tokens_serve_short_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:

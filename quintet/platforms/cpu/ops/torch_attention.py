@@ -5,6 +5,7 @@ another order otherwise, and a request's results would depend on its neighbours.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -170,6 +171,7 @@ def _choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContex
                 out[index, :seen] = torch.arange(seen, dtype=torch.int32)
                 continue
             scores = (k[:seen] @ q[index].float().t()).clamp_(min=0) @ weights[index]
+            scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
             least = scores.topk(count).values[-1]
             higher, equal = scores > least, scores == least
             equal &= equal.cumsum(0) <= count - higher.sum()
