@@ -55,7 +55,7 @@ class MLASizes:
             v_head_dim=config.v_head_dim,
             kv_lora_rank=config.kv_lora_rank,
             q_lora_rank=config.q_lora_rank,
-            scale=(plain + turned) ** -0.5 * temperature(config.rope_parameters),
+            scale=(plain + turned) ** -0.5 * temperature(getattr(config, "rope_parameters", None) or {}),
             bias=config.attention_bias,
         )
 
@@ -72,9 +72,15 @@ class LatentAttention(nn.Module):
     """x [T, hidden] -> [T, hidden]. Each rank keeps the whole latent, and some of the heads."""
 
     def __init__(
-        self, build: BuildContext, shape: MLASizes, rotary: Rotary, chosen: int = 0, indexer: TokenIndexer | None = None
+        self,
+        build: BuildContext,
+        shape: MLASizes,
+        rotary: Rotary | None,
+        chosen: int = 0,
+        indexer: TokenIndexer | None = None,
     ) -> None:
-        """`chosen`: tokens that one sees at most, by the indexer or, without one, by that of a layer before; 0: all."""
+        """`rotary` None: nothing is turned (NoPE). `chosen`: tokens that one sees at most, by the indexer or, without
+        one, by that of a layer before; 0: all."""
         super().__init__()
         self._chosen, self.indexer = chosen, indexer
         if shape.heads < build.size:
@@ -128,7 +134,8 @@ class LatentAttention(nn.Module):
         plain, query = first.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
             [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1
         )
-        query, key = self.rotary(query, key[:, None], cache.batch.positions)
+        if self.rotary is not None:
+            query, key = self.rotary(query, key[:, None], cache.batch.positions)
         inner = self.absorbed.project_queries(plain)
         q = self._ops.beside(inner.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
         k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))

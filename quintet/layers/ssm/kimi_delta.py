@@ -1,0 +1,70 @@
+"""Kimi Delta Attention (Kimi Team 2025): a gated delta net in which each number of a key is forgotten at its own rate."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.interface.types import StateSpec
+from quintet.interface.weights import Weight
+from quintet.layers.build import BuildContext, Layer, even_shards, replicated, vector_weight
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import column_parallel, row_parallel
+from quintet.layers.norm import RMSNorm
+from quintet.layers.ssm.short_conv import ShortConv
+from quintet.ops.states import DeltaRuleInputs, ScanWeights
+
+
+@dataclass(frozen=True)
+class KimiDeltaSizes:
+    """The whole layer's sizes, before its heads are shared out over ranks."""
+
+    hidden: int
+    heads: int
+    head_dim: int  # of queries, keys and values
+    conv_kernel: int  # of the convolutions
+    eps: float
+
+
+class KimiDeltaAttention(Layer):
+    """x [T, hidden] -> [T, hidden]. Ranks share the heads; both gates are products of low rank."""
+
+    def __init__(self, build: BuildContext, shape: KimiDeltaSizes) -> None:
+        super().__init__(build, "sigmoid_gate")
+        if shape.heads < build.size:
+            raise ValueError(
+                f"{build.size} ranks cannot share {shape.heads} heads with states: a rank would have none; lower "
+                f"tensor_parallel_size to {shape.heads} or less"
+            )
+        heads, low = even_shards(shape.heads, build.size), replicated(shape.head_dim, build.size)
+        inner = heads.times(shape.head_dim)
+        self._build, self._head_dim, self._split, self._inner = build, shape.head_dim, heads, inner
+        mixed = dict.fromkeys(("q_proj", "k_proj", "v_proj"), inner)
+        self.in_proj = column_parallel(
+            build, shape.hidden, {**mixed, "b_proj": heads, "f_a_proj": low, "g_a_proj": low}
+        )
+        sources = ("q_conv1d", "k_conv1d", "v_conv1d")
+        self.conv1d = ShortConv(build, [inner] * 3, shape.conv_kernel, silu=True, sources=sources)
+        self.forget = column_parallel(build, shape.head_dim, {"f_b_proj": inner})
+        self.gate = column_parallel(build, shape.head_dim, {"g_b_proj": inner})
+        self.o_norm = RMSNorm(build, shape.head_dim, shape.eps)
+        self.o_proj = row_parallel(build, inner, ("o_proj", shape.hidden))
+        size = (heads.local(build.rank), shape.head_dim, shape.head_dim)
+        self.mixing = build.make_mixer(StateSpec("kimi_delta_rule", size))
+        self.A_log: Tensor  # [H] float32
+        self.dt_bias: Tensor  # [H D] float32
+
+    def weights(self, path: str) -> list[Weight]:
+        splits = {"A_log": self._split, "dt_bias": self._inner}
+        return [vector_weight(self._build, f"{path}.{name}", split, torch.float32) for name, split in splits.items()]
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        heads, dim = self._split.local(self._build.rank), self._head_dim
+        by_head = (x.shape[0], heads, dim)
+        mixed, learn, forget, gate = self.in_proj(x).split([3 * heads * dim, heads, dim, dim], dim=-1)
+        q, k, v = (each.reshape(by_head) for each in self.conv1d(mixed, cache).chunk(3, dim=-1))
+        turns = DeltaRuleInputs(q, k, v, self.forget(forget).reshape(by_head), learn)
+        scan = ScanWeights(self.A_log, self.dt_bias.reshape(heads, dim))
+        o = self.mixing.run_state_op(cache, turns, scan, settings=(0.0,))
+        out: Tensor = self.o_proj(self.ops.sigmoid_gate(self.o_norm(o).reshape(x.shape[0], -1), self.gate(gate)))
+        return out
