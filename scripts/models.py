@@ -67,6 +67,7 @@ ALSO = {
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
+    "kimi_linear": "not on `tpu`; on others prompts are slow: its rule has no kernel yet",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
     "qwen3_5": "Qwen3.5, its text",
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
@@ -487,7 +488,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Latent attention: `deepseek_v3.py`, `minicpm3.py`.
 - Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
-- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
+- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`, `kimi_linear.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.

@@ -187,7 +187,7 @@ def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context
 def kimi_delta_rule(
     turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, lower_bound: float
 ) -> tuple[Tensor, Tensor]:
-    """Kimi Delta Attention (Kimi Team 2025, section 3) -> o [T, H, V] in the type of v, rounded once.
+    """Kimi Delta Attention (Kimi Team 2025, section 3) -> o [T, H, V] float32.
 
     delta_rule() in which each number of a key has a decay of its own: S = S diag(exp(g)) with g = -exp(a_log)
     softplus(forget + bias), or with a lower_bound below 0 lower_bound sigmoid(exp(a_log) (forget + bias)); turns.decay
@@ -196,8 +196,7 @@ def kimi_delta_rule(
     assert scan.dt_bias is not None, "it forgets by a bias"
     rate, gate = torch.exp(scan.a_log)[:, None], turns.decay.float() + scan.dt_bias
     logs = lower_bound * _sigmoid(rate * gate) if lower_bound else -rate * _softplus(gate)
-    made, state = _update_by_delta(turns, torch.exp(logs), state, context)
-    return made.to(turns.v.dtype), state
+    return _update_by_delta(turns, torch.exp(logs), state, context)
 
 
 def _update_by_delta(

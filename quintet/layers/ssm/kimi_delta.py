@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (Kimi Team 2025): a gated delta net in which each number of a key is forgotten at its own rate."""
+"""Kimi Delta Attention (Kimi Team 2025): gated delta nets in which each number of a key is forgotten at its own rate."""
 
 from dataclasses import dataclass
 
@@ -65,6 +65,5 @@ class KimiDeltaAttention(Layer):
         q, k, v = (each.reshape(by_head) for each in self.conv1d(mixed, cache).chunk(3, dim=-1))
         turns = DeltaRuleInputs(q, k, v, self.forget(forget).reshape(by_head), learn)
         scan = ScanWeights(self.A_log, self.dt_bias.reshape(heads, dim))
-        o = self.mixing.run_state_op(cache, turns, scan, settings=(0.0,))
-        out: Tensor = self.o_proj(self.ops.sigmoid_gate(self.o_norm(o).reshape(x.shape[0], -1), self.gate(gate)))
-        return out
+        o = self.o_norm(self.mixing.run_state_op(cache, turns, scan, settings=(0.0,)).to(x.dtype))
+        return self.o_proj(self.ops.sigmoid_gate(o.reshape(x.shape[0], -1), self.gate(gate)))

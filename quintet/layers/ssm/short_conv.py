@@ -54,7 +54,9 @@ class ShortConv(Layer):
     def _channels(self, path: str, name: str, rest: tuple[int, ...]) -> Weight:
         total, offset, parts = sum(split.total for split in self._splits), 0, []
         for source, split in zip(self._sources, self._splits, strict=bool(self._sources)):
-            parts.append(CheckpointSlice(f"{path.rpartition('.')[0]}.{source}.{name}", (split.total, *rest), split.ranges))
+            parts.append(
+                CheckpointSlice(f"{path.rpartition('.')[0]}.{source}.{name}", (split.total, *rest), split.ranges)
+            )
         for split in self._splits if not parts else ():
             parts.append(CheckpointSlice(f"{path}.{name}", (split.total, *rest), split.ranges, offset, total=total))
             offset += split.total

@@ -81,6 +81,7 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
         "apertus",
         "baichuan",
         "cohere",
+        "kimi_linear",
         "lfm2_moe",
         "minimax",
         "ministral3",

@@ -58,8 +58,8 @@ LFM3 = {
     "conv_L_cache": 7,
 }  # fmt: skip
 LFM2_MOE = {
-    "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 7, "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61, "routed_scaling_factor": 1.5,
+    "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 7,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 61, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 LIGHTNING = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
@@ -181,8 +181,15 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "kimi_linear": {
         "plain": {**PLAIN, **KIMI_LINEAR},
         "groups of experts, a latent of q, biased": {
-            **PLAIN, **KIMI_LINEAR, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "q_lora_rank": 28,
-            "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 3,
+            **PLAIN,
+            **KIMI_LINEAR,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "q_lora_rank": 28,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "linear_conv_kernel_dim": 3,
         },  # fmt: skip
     },
     "minimax": {
