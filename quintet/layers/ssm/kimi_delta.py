@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (Kimi Team 2025): gated delta nets in which each number of a key is forgotten at its own rate."""
+"""Kimi Delta Attention (Kimi Team 2025): gated delta nets that forget each number of a key at a rate of its own."""
 
 from dataclasses import dataclass
 
