@@ -28,7 +28,7 @@ class KimiLinearForCausalLM(LlamaForCausalLM):
         check_silu(config)
         super().__init__(config, build)
 
-    def _rotary(self, config: Any, build: BuildContext) -> None:
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return None
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:

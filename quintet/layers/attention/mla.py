@@ -44,7 +44,8 @@ class MLASizes:
     @classmethod
     def from_config(cls, config: Any) -> "MLASizes":
         """Under the names of DeepSeek's configs; ValueError for what is not computed."""
-        if config.attention_bias and config.q_lora_rank is None:
+        low = getattr(config, "q_lora_rank", None)
+        if config.attention_bias and low is None:
             raise ValueError(f"{config.model_type} with attention_bias and without q_lora_rank is not supported")
         plain, turned = config.qk_nope_head_dim, config.qk_rope_head_dim
         return cls(
@@ -54,7 +55,7 @@ class MLASizes:
             qk_rope_head_dim=turned,
             v_head_dim=config.v_head_dim,
             kv_lora_rank=config.kv_lora_rank,
-            q_lora_rank=config.q_lora_rank,
+            q_lora_rank=low,
             scale=(plain + turned) ** -0.5 * temperature(getattr(config, "rope_parameters", None) or {}),
             bias=config.attention_bias,
         )
@@ -123,6 +124,11 @@ class LatentAttention(nn.Module):
         self.mixing.kv_heads = 1
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        out: Tensor = self.out(self.mix(x, cache))
+        return out
+
+    def mix(self, x: Tensor, cache: StepState) -> Tensor:
+        """x [T, hidden] -> the heads of what attention gives, [T, H v_head_dim]."""
         shape, tokens = self._shape, x.shape[0]
         both, wide = self.inputs(x), shape.kv_lora_rank + shape.qk_rope_head_dim
         first, latent, key = both.split([both.shape[1] - wide, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
@@ -145,7 +151,7 @@ class LatentAttention(nn.Module):
             out = self.mixing.attend_chosen(q, k, cache.chosen, cache)
         else:
             out = self.mixing(q, k, None, cache)
-        return self.out(self.absorbed.project_values(out).reshape(tokens, -1))
+        return self.absorbed.project_values(out).reshape(tokens, -1)
 
 
 class AbsorbedProjections(Layer):

@@ -53,6 +53,10 @@ KIMI_LINEAR = {
     "v_head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 12,
     "linear_num_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
 }  # fmt: skip
+LING_3 = {
+    **{name: value for name, value in KIMI_LINEAR.items() if not name.startswith(("q_lora", "linear"))}, "head_dim": 12,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "kda_lower_bound": -2.0,
+}  # fmt: skip
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
     "conv_L_cache": 7,
@@ -83,18 +87,10 @@ NEMOTRON_H = {
     "routed_scaling_factor": 1.5,
 }
 PLAMO2 = {
-    **{name: value for name, value in PLAIN.items() if name != "tie_word_embeddings"},
-    "tie_word_embeddings": True,
-    "num_hidden_layers": 4,
-    "hidden_size_per_head": 16,
-    "mamba_num_heads": 4,
-    "mamba_d_state": 8,
-    "mamba_d_conv": 4,
-    "mamba_step": 2,
-    "attention_window_size": WINDOW,
-    "full_attention_idx": [],
-    "rms_norm_eps": 1e-5,
-}
+    **{name: value for name, value in PLAIN.items() if name != "tie_word_embeddings"}, "tie_word_embeddings": True,
+    "num_hidden_layers": 4, "hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 8, "mamba_d_conv": 4,
+    "mamba_step": 2, "attention_window_size": WINDOW, "full_attention_idx": [], "rms_norm_eps": 1e-5,
+}  # fmt: skip
 RWKV7 = {
     "vocab_size": VOCAB, "hidden_size": 48, "head_dim": 8, "num_hidden_layers": 3, "intermediate_size": 77,
     "decay_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 4, "gate_low_rank_dim": 7, "norm_eps": 1e-5,
@@ -169,6 +165,10 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             "attn_layer_offset": 1,
             "mamba_d_state": 5,
         },
+    },
+    "bailing_hybrid": {
+        "plain": {**PLAIN, **LING_3},
+        "unbounded decays": {**PLAIN, **LING_3, "kda_safe_gate": False, "short_conv_kernel_size": 3},
     },
     "lfm2_moe": {
         "plain": {**PLAIN, **LFM2_MOE},
