@@ -59,6 +59,7 @@ ALSO = {
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
+    "bailing_hybrid": "as `kimi_linear`; not Ling 2.5, whose `config.json` has the same type",
     "bailing_moe": "Ling-lite and -plus, Ring-lite",
     "bailing_moe_v2": "Ling and Ring 2.0 (mini, flash, 1T)",
     "chatglm": "not ChatGLM-6B; GLM-4's `-hf` checkpoints are `glm`",
@@ -67,6 +68,7 @@ ALSO = {
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
+    "kimi_linear": "not on `tpu`; prompts are slow: its rule has no kernel yet",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
     "qwen3_5": "Qwen3.5, its text",
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
@@ -483,11 +485,11 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Positions: neighbours turned (`helium.py`), a part of each head (`glm4_moe.py`), others in windows (`gemma3.py`), none
   in some layers (`smollm3.py`), learned (`opt.py`).
 - Windows, sinks, capped scores, ALiBi, another scale: fields of `AttentionSizes`, and `layer_window(config, index)`.
-- A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`.
+- A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`; of each head: `lfm3.py`.
 - Latent attention: `deepseek_v3.py`, `minicpm3.py`.
 - Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
-- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
+- A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`, `kimi_linear.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.

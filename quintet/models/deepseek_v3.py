@@ -66,7 +66,7 @@ def grouped(config: Any) -> MoESizes:
     return MoESizes(
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
-        experts=config.n_routed_experts,
+        experts=config.n_routed_experts if hasattr(config, "n_routed_experts") else config.num_experts,
         top_k=config.num_experts_per_tok,
         activation=config.hidden_act,
         renormalize=config.norm_topk_prob,

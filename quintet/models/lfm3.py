@@ -5,41 +5,42 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, HeadGate, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import layer_window
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.short_conv import GatedConv
 from quintet.models import lfm2
 
-SANDWICH = {".post_operator_norm.": ".post_attention_norm.", ".post_ffn_norm.": ".post_feedforward_norm."}
+RENAMED = {
+    **lfm2.RENAMED,
+    ".post_operator_norm.": ".post_attention_norm.",
+    ".post_ffn_norm.": ".post_feedforward_norm.",
+    ".self_attn.gate_proj.": ".self_attn.g_proj.",
+}
 
 
 class HeadGatedAttention(SelfAttention):
-    """Attention whose heads are multiplied by the sigmoids of numbers, which are a product of the layer's input."""
+    """Attention whose heads are multiplied by gates."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
         super().__init__(build, shape, rotary)
         queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
-        self.gate = column_parallel(build, shape.hidden, {"g_proj": queries})
-        self._ops = build.ops.take("squash", "scale_rows")
+        self.gate = HeadGate(build, shape.hidden, queries)
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        mixed, gates = self._project_and_mix(x, cache), self._ops.squash(self.gate(x), "sigmoid")
-        heads = mixed.reshape(-1, self._head_dim)
-        out: Tensor = self.out(self._ops.scale_rows(heads, gates.reshape(-1, 1).float()).reshape(mixed.shape))
+        out: Tensor = self.out(self.gate(x, self._project_and_mix(x, cache)))
         return out
 
 
 class Lfm3ForCausalLM(lfm2.Lfm2ForCausalLM):
     """LFM2 with windows, rotary positions of each kind of layer, and the parts that the config asks for."""
 
-    renamed_tensors = {**lfm2.RENAMED, **SANDWICH}
+    renamed_tensors = RENAMED
 
     def _rotary(self, config: Any, build: BuildContext) -> None:
         kinds = sorted({*config.layer_types} - {"conv"})

@@ -167,7 +167,7 @@ class DeltaRuleInputs(NamedTuple):
     q: Tensor  # [T, G, D], each for H / G heads in a row
     k: Tensor  # alike
     v: Tensor  # [T, H, V]
-    decay: Tensor  # [T, H]
+    decay: Tensor  # [T, H]; [T, H, D] of kimi_delta_rule()
     beta: Tensor  # [T, H]
 
 
@@ -178,21 +178,44 @@ def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context
     Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
     S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32, or flat units with drafts.
     """
-    q, k, v, forget, learn = turns
     assert scan.dt_bias is not None, "it forgets by a bias"
+    decay = torch.exp(-torch.exp(scan.a_log) * _softplus(turns.decay.float() + scan.dt_bias))  # [T, H]
+    return _update_by_delta(turns, decay[:, :, None], state, context)
+
+
+@Op
+def kimi_delta_rule(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, lower_bound: float
+) -> tuple[Tensor, Tensor]:
+    """Kimi Delta Attention (Kimi Team 2025, section 3) -> o [T, H, V] float32.
+
+    delta_rule() in which each number of a key has a decay of its own: S = S diag(exp(g)) with g = -exp(a_log)
+    softplus(forget + bias), or with a lower_bound below 0 lower_bound sigmoid(exp(a_log) (forget + bias)); turns.decay
+    [T, H, D] and scan.dt_bias [H, D]. state [units, H, V, D] float32.
+    """
+    assert scan.dt_bias is not None, "it forgets by a bias"
+    rate, gate = torch.exp(scan.a_log)[:, None], turns.decay.float() + scan.dt_bias
+    logs = lower_bound * _sigmoid(rate * gate) if lower_bound else -rate * _softplus(gate)
+    return _update_by_delta(turns, torch.exp(logs), state, context)
+
+
+def _update_by_delta(
+    turns: DeltaRuleInputs, decay: Tensor, state: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
+    """The delta rule with decays [T, H, 1], or [T, H, D] of units without drafts."""
+    q, k, v, _, learn = turns
     each = v.shape[1] // q.shape[1]
-    decay = torch.exp(-torch.exp(scan.a_log) * _softplus(forget.float() + scan.dt_bias))  # [T, H]
-    rate, values = 1 / (1 + torch.exp(-learn.float())), v.float()
+    rate, values = _sigmoid(learn.float()), v.float()
     queries, keys = (_unit(x.float()).repeat_interleave(each, 1) for x in (q, k))
     queries = queries * q.shape[2] ** -0.5
 
     def step(at: Tensor, before: Tensor) -> Advanced:
         given = (torch.index_select(x, 0, at) for x in (decay, rate, values, keys, queries))
         kept, learned, value, key, query = given
-        faded, wide, query = before * kept[:, :, None, None], key[:, :, None, :], query[:, :, None, :]
+        faded, wide, query = before * kept[:, :, None], key[:, :, None, :], query[:, :, None, :]
         missing = (value - (faded * wide).sum(-1)) * learned[:, :, None]
         after = faded + missing[:, :, :, None] * wide
-        return (after * query).sum(-1), after, torch.cat([kept[:, :, None], missing, key], 2)
+        return (after * query).sum(-1), after, torch.cat([kept, missing, key], 2)
 
     return _scan_updates(step, state, context, (v.shape[1], v.shape[2], q.shape[2]))
 

@@ -27,9 +27,8 @@ they are (`tests/e2e/quantization/test_gguf.py`); those that transformers has wi
 """
 
 REFUSED = (
-    "Not read: {}. Of these, transformers' code of `dbrx` (its attention is not replaceable) and `kimi-linear` (a "
-    "recurrent state) cannot run on quintet's engine; the others have no class there that generates text, or a family "
-    "here whose names in GGUF nothing maps yet."
+    "Not read: {}. Of these, transformers' code of `dbrx` (its attention is not replaceable) cannot run on quintet's "
+    "engine; the others have no class there that generates text, or a family here whose names in GGUF nothing maps yet."
 )
 RESULTS = Path(__file__).parents[2] / "conformance" / "published_weights.json"
 PUBLISHED = """

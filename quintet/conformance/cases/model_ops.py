@@ -34,7 +34,7 @@ TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the
     **dict.fromkeys(
         ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_tokens"), (torch.int32,)
     ),
-    **dict.fromkeys(("delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32, torch.float32)),
+    **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
 }
 
 

@@ -102,6 +102,18 @@ def delta_rule(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
             yield what, (turns, ScanWeights(_heads(heads), _heads(heads)), state, _context(counts, units))
 
 
+def kimi_delta_rule(dtype: torch.dtype) -> Iterator[Case]:
+    for heads, values, width, lower_bound in ((1, 1, 2, 0.0), (3, 12, 24, 0.0), (2, 7, 33, -5.0)):
+        for counts, units in MIXES:
+            tokens = sum(counts)
+            q, k, forget = (randn(tokens, heads, width, dtype=dtype, scale=size) for size in (1.0, 2.0, 1.0))
+            v, learn = randn(tokens, heads, values, dtype=dtype), randn(tokens, heads, dtype=dtype, scale=2.0)
+            turns, scan = DeltaRuleInputs(q, k, v, forget, learn), ScanWeights(_heads(heads), _heads(heads, width))
+            state = randn(UNITS, heads, values, width, dtype=torch.float32)
+            what = f"{heads} heads of {values} by {width}, {counts} tokens, lower bound {lower_bound}"
+            yield what, (turns, scan, state, _context(counts, units), lower_bound)
+
+
 def gated_norm(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, pieces, width in ((1, 1, 3), (5, 2, 48), (33, 3, 70)):
         x = randn(tokens, pieces * width, dtype=torch.float32)
@@ -167,6 +179,7 @@ def blend(dtype: torch.dtype) -> Iterator[Case]:
 # of the same: one that a platform without states has no use for
 STATES: dict[str, Cases] = {
     "delta_rule": delta_rule,
+    "kimi_delta_rule": kimi_delta_rule,
     "selective_scan": selective_scan,
     "short_conv": short_conv,
     "state_space": state_space,

@@ -10,9 +10,9 @@ from quintet.interface.types import AttentionSpec, RotaryArgs
 from quintet.interface.weights import Weight
 from quintet.layers.attention.key_scales import KeyScales, rotary_pairs
 from quintet.layers.attention.kv_scales import KVScales
-from quintet.layers.build import BuildContext, Layer, Shards, split_heads, vector_weight
+from quintet.layers.build import BuildContext, Layer, Shards, replicated, split_heads, vector_weight
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
+from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
@@ -212,3 +212,17 @@ class Sinks(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         return [vector_weight(self._build, path, self._heads, torch.float32, name="logits")]
+
+
+class HeadGate(ColumnParallelLinear):
+    """Multiplies each head of what attention gives by the sigmoid of a number, a product of the layer's input."""
+
+    def __init__(self, build: BuildContext, hidden: int, heads: Shards) -> None:
+        super().__init__(build, replicated(hidden, build.size), {"g_proj": heads})
+        self._gating = build.ops.take("squash", "scale_rows")
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:  # type: ignore[override]  # what it multiplies, beside x
+        """x [T, hidden], mixed [T, H D] -> [T, H D]."""
+        gates = self._gating.squash(super().forward(x), "sigmoid").reshape(-1, 1)
+        gated: Tensor = self._gating.scale_rows(mixed.reshape(len(gates), -1), gates.float()).reshape(mixed.shape)
+        return gated

@@ -44,7 +44,8 @@ class MLASizes:
     @classmethod
     def from_config(cls, config: Any) -> "MLASizes":
         """Under the names of DeepSeek's configs; ValueError for what is not computed."""
-        if config.attention_bias and config.q_lora_rank is None:
+        low = getattr(config, "q_lora_rank", None)
+        if config.attention_bias and low is None:
             raise ValueError(f"{config.model_type} with attention_bias and without q_lora_rank is not supported")
         plain, turned = config.qk_nope_head_dim, config.qk_rope_head_dim
         return cls(
@@ -54,8 +55,8 @@ class MLASizes:
             qk_rope_head_dim=turned,
             v_head_dim=config.v_head_dim,
             kv_lora_rank=config.kv_lora_rank,
-            q_lora_rank=config.q_lora_rank,
-            scale=(plain + turned) ** -0.5 * temperature(config.rope_parameters),
+            q_lora_rank=low,
+            scale=(plain + turned) ** -0.5 * temperature(getattr(config, "rope_parameters", None) or {}),
             bias=config.attention_bias,
         )
 
@@ -72,9 +73,15 @@ class LatentAttention(nn.Module):
     """x [T, hidden] -> [T, hidden]. Each rank keeps the whole latent, and some of the heads."""
 
     def __init__(
-        self, build: BuildContext, shape: MLASizes, rotary: Rotary, chosen: int = 0, indexer: TokenIndexer | None = None
+        self,
+        build: BuildContext,
+        shape: MLASizes,
+        rotary: Rotary | None,
+        chosen: int = 0,
+        indexer: TokenIndexer | None = None,
     ) -> None:
-        """`chosen`: tokens that one sees at most, by the indexer or, without one, by that of a layer before; 0: all."""
+        """`rotary` None: nothing is turned (NoPE). `chosen`: tokens that one sees at most, by the indexer or, without
+        one, by that of a layer before; 0: all."""
         super().__init__()
         self._chosen, self.indexer = chosen, indexer
         if shape.heads < build.size:
@@ -117,6 +124,11 @@ class LatentAttention(nn.Module):
         self.mixing.kv_heads = 1
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        out: Tensor = self.out(self.mix(x, cache))
+        return out
+
+    def mix(self, x: Tensor, cache: StepState) -> Tensor:
+        """x [T, hidden] -> the heads of what attention gives, [T, H v_head_dim]."""
         shape, tokens = self._shape, x.shape[0]
         both, wide = self.inputs(x), shape.kv_lora_rank + shape.qk_rope_head_dim
         first, latent, key = both.split([both.shape[1] - wide, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
@@ -128,7 +140,8 @@ class LatentAttention(nn.Module):
         plain, query = first.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
             [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1
         )
-        query, key = self.rotary(query, key[:, None], cache.batch.positions)
+        if self.rotary is not None:
+            query, key = self.rotary(query, key[:, None], cache.batch.positions)
         inner = self.absorbed.project_queries(plain)
         q = self._ops.beside(inner.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
         k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))
@@ -138,7 +151,7 @@ class LatentAttention(nn.Module):
             out = self.mixing.attend_chosen(q, k, cache.chosen, cache)
         else:
             out = self.mixing(q, k, None, cache)
-        return self.out(self.absorbed.project_values(out).reshape(tokens, -1))
+        return self.absorbed.project_values(out).reshape(tokens, -1)
 
 
 class AbsorbedProjections(Layer):

@@ -24,20 +24,22 @@ def check_silu(config: Any, entry: str = "hidden_act") -> None:
 class ShortConv(Layer):
     """x [T, C] -> [T, C], C being this rank's channels; `splits` share out those of the checkpoint's one tensor.
 
-    The tensor [channels, 1, K], and its bias, have the name of the module.
+    The tensor [channels, 1, K], and its bias, have the name of the module; with `sources` each split has a tensor of
+    such a name beside it.
     """
 
     def __init__(
-        self, build: BuildContext, splits: Sequence[Shards], conv_kernel: int, bias: bool, silu: bool = False
+        self,
+        build: BuildContext,
+        splits: Sequence[Shards],
+        conv_kernel: int,
+        bias: bool = False,
+        silu: bool = False,
+        sources: Sequence[str] = (),
     ) -> None:
         super().__init__(build)
-        self._build, self._splits, self._conv_kernel, self._has_bias, self._silu = (
-            build,
-            splits,
-            conv_kernel,
-            bias,
-            silu,
-        )
+        self._build, self._splits, self._sources = build, splits, sources
+        self._conv_kernel, self._has_bias, self._silu = conv_kernel, bias, silu
         channels = sum(split.local(build.rank) for split in splits)
         self.mixing = build.make_mixer(StateSpec("short_conv", (channels, conv_kernel - 1), build.dtype))
         self.weight: Tensor  # [C, 1, K]
@@ -47,12 +49,16 @@ class ShortConv(Layer):
         shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._conv_kernel)}
         if self._has_bias:
             shapes["bias"] = ()
-        return [self._channels(f"{path}.{name}", name, rest) for name, rest in shapes.items()]
+        return [self._channels(path, name, rest) for name, rest in shapes.items()]
 
-    def _channels(self, source: str, name: str, rest: tuple[int, ...]) -> Weight:
+    def _channels(self, path: str, name: str, rest: tuple[int, ...]) -> Weight:
         total, offset, parts = sum(split.total for split in self._splits), 0, []
-        for split in self._splits:
-            parts.append(CheckpointSlice(source, (split.total, *rest), split.ranges, offset, total=total))
+        for source, split in zip(self._sources, self._splits, strict=bool(self._sources)):
+            parts.append(
+                CheckpointSlice(f"{path.rpartition('.')[0]}.{source}.{name}", (split.total, *rest), split.ranges)
+            )
+        for split in self._splits if not parts else ():
+            parts.append(CheckpointSlice(f"{path}.{name}", (split.total, *rest), split.ranges, offset, total=total))
             offset += split.total
         return Weight(name, tuple(parts), 0, self._build.rank, self._build.dtype, "channels")
 

@@ -44,7 +44,7 @@ INVARIANT: Mapping[str, Sequence[str]] = {
 BATCH_VARIANT = frozenset({"biased_experts", "quantized_experts"})
 BATCH_VARIANT_IN_TORCH = frozenset(
     {"ungated_experts", "gated_norm", "rms_norm", "add_rms_norm", "as_large", "keep_above", "wkv7", "wkv7_out"}
-) | {"add_lora"}
+) | {"add_lora", "kimi_delta_rule"}
 
 # (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
 HOST_SYNCS: Mapping[tuple[str, str], str] = {

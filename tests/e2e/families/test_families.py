@@ -80,7 +80,9 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
     [
         "apertus",
         "baichuan",
+        "bailing_hybrid",
         "cohere",
+        "kimi_linear",
         "lfm2_moe",
         "minimax",
         "ministral3",

@@ -88,6 +88,8 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
 @pytest.mark.parametrize(
     ("family", "name"),
     [
+        ("bailing_hybrid", "plain"),
+        ("kimi_linear", "groups of experts, a latent of q, biased"),
         ("lfm2_moe", "plain"),
         ("minimax", "plain"),
         ("nemotron_h", "latent experts, biased"),

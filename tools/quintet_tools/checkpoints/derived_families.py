@@ -48,26 +48,28 @@ SPARSE = {
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+KIMI_LINEAR = {
+    "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 12,
+    "linear_num_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
+}  # fmt: skip
+LING_3 = {
+    **{name: value for name, value in KIMI_LINEAR.items() if not name.startswith(("q_lora", "linear"))}, "head_dim": 12,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "kda_lower_bound": -2.0,
+}  # fmt: skip
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
     "conv_L_cache": 7,
 }  # fmt: skip
 LFM2_MOE = {
-    "layer_types": ["conv", "full_attention", "conv"],
-    "num_dense_layers": 1,
-    "num_experts": 7,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 61,
-    "routed_scaling_factor": 1.5,
-}
+    "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 7,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 61, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 LIGHTNING = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "block_size": 16,
-    "full_attn_alpha_factor": 1.5,
-    "full_attn_beta_factor": 0.7,
-    "linear_attn_alpha_factor": 0.8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
+    "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 0.8,
     "mlp_beta_factor": 1.2,
-}
+}  # fmt: skip
 NEMOTRON_H = {
     **PLAIN,
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
@@ -85,34 +87,15 @@ NEMOTRON_H = {
     "routed_scaling_factor": 1.5,
 }
 PLAMO2 = {
-    **{name: value for name, value in PLAIN.items() if name != "tie_word_embeddings"},
-    "tie_word_embeddings": True,
-    "num_hidden_layers": 4,
-    "hidden_size_per_head": 16,
-    "mamba_num_heads": 4,
-    "mamba_d_state": 8,
-    "mamba_d_conv": 4,
-    "mamba_step": 2,
-    "attention_window_size": WINDOW,
-    "full_attention_idx": [],
-    "rms_norm_eps": 1e-5,
-}
+    **{name: value for name, value in PLAIN.items() if name != "tie_word_embeddings"}, "tie_word_embeddings": True,
+    "num_hidden_layers": 4, "hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 8, "mamba_d_conv": 4,
+    "mamba_step": 2, "attention_window_size": WINDOW, "full_attention_idx": [], "rms_norm_eps": 1e-5,
+}  # fmt: skip
 RWKV7 = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "head_dim": 8,
-    "num_hidden_layers": 3,
-    "intermediate_size": 77,
-    "decay_low_rank_dim": 5,
-    "a_low_rank_dim": 6,
-    "v_low_rank_dim": 4,
-    "gate_low_rank_dim": 7,
-    "norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB, "hidden_size": 48, "head_dim": 8, "num_hidden_layers": 3, "intermediate_size": 77,
+    "decay_low_rank_dim": 5, "a_low_rank_dim": 6, "v_low_rank_dim": 4, "gate_low_rank_dim": 7, "norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
 ZAMBA2 = {
     **{name: value for name, value in PLAIN.items() if name != "num_key_value_heads"},
     "num_hidden_layers": 4,
@@ -183,6 +166,10 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             "mamba_d_state": 5,
         },
     },
+    "bailing_hybrid": {
+        "plain": {**PLAIN, **LING_3},
+        "unbounded decays": {**PLAIN, **LING_3, "kda_safe_gate": False, "short_conv_kernel_size": 3},
+    },
     "lfm2_moe": {
         "plain": {**PLAIN, **LFM2_MOE},
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
@@ -190,6 +177,20 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},
+    },
+    "kimi_linear": {
+        "plain": {**PLAIN, **KIMI_LINEAR},
+        "groups of experts, a latent of q, biased": {
+            **PLAIN,
+            **KIMI_LINEAR,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "q_lora_rank": 28,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "linear_conv_kernel_dim": 3,
+        },  # fmt: skip
     },
     "minimax": {
         "plain": {**PLAIN, **EXPERTS, **LIGHTNING, "head_dim": 16},
