@@ -68,7 +68,7 @@ ALSO = {
     "internlm3": "InternLM 3 8B",
     "iquestcoder": "IQuest-Coder",
     "kimi_k2": "Kimi K2",
-    "kimi_linear": "not on `tpu`; prompts are slow: its rule has no kernel yet",
+    "kimi_linear": "not on `tpu`; slow: its rule has no kernel yet (1 ms and more for a token in a layer)",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
     "qwen3_5": "Qwen3.5, its text",
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
