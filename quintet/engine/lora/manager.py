@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.lora.loaded import LoadedLoRA, PackedAdapter, refusal_of
+from quintet.engine.lora.loaded import CLOSED, LoadedLoRA, PackedAdapter, refusal_of
 from quintet.engine.lora.slots import LoRASlots
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.step_hook import Fail, StepHook
@@ -74,7 +74,8 @@ class LoRAManager(StepHook):
     ) -> None:
         self.slots = LoRASlots(limits.max_loras)
         self._ranks, self._limits, self._pack, self._role = ranks, limits, pack, role
-        self._readers = ThreadPoolExecutor(READERS, "adapter", _begin_reading, (torch.get_num_threads(),))
+        self._readers = _readers(READERS, "adapter")
+        self._hasher = _readers(1, "adapter-digest")  # which waits for no adapter that is read
         self._lock = threading.RLock()
         self._kept: OrderedDict[bytes, LoadedLoRA] = OrderedDict()  # those with a place in host memory
         self._known: WeakValueDictionary[bytes, LoadedLoRA] = WeakValueDictionary()  # those that wait for one, too
@@ -83,6 +84,7 @@ class LoRAManager(StepHook):
         self.orders: list[LoRAOrder] = []  # for other ranks, which take_orders() takes
         self._written: dict[int, bytes] = {}  # what each slot of the device holds
         self.is_short = False  # a request's adapter waits for a place: advance() is to be called
+        self._closed = False
 
     def load(self, reference: LoRAReference) -> LoadedLoRA:
         """Returns the adapter with this content for a request, which counts as its user until it ends."""
@@ -131,8 +133,16 @@ class LoRAManager(StepHook):
         return refusal_of(future)
 
     def digest(self, folder: Path) -> bytes:
-        """Returns an adapter's digest, computed beside steps as check() reads. Any thread may call it."""
-        return self._readers.submit(adapter_digest, folder).result()
+        """Returns an adapter's digest, computed beside steps as check() reads. Any thread may call it. RuntimeError if
+        the engine was closed."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        try:
+            return self._hasher.submit(adapter_digest, folder).result()
+        except (CancelledError, RuntimeError):
+            if self._closed:
+                raise RuntimeError(CLOSED) from None
+            raise
 
     def advance(self, queue: Iterable[LoadedLoRA], fixed: Collection[bytes], running: Collection[bytes]) -> bool:
         """Gives places to adapters in the order of the queue -> whether one has lost its place that has requests.
@@ -315,15 +325,25 @@ class LoRAManager(StepHook):
 
     def close(self) -> None:
         """Ends the threads; adapters that were not read are refused."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        for pool in (self._readers, self._hasher):
+            pool.shutdown(wait=False, cancel_futures=True)
         for adapter in list(self._known.values()):
             adapter.close()
+
+
+def _readers(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads that read beside steps."""
+    return ThreadPoolExecutor(count, name, _begin_reading, (torch.get_num_threads(),))
 
 
 def _begin_reading(torch_threads: int) -> None:
     """Called first in a thread that reads: where cores are short, steps have them. `torch_threads`: of the others."""
     if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READERS_NICE)
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may refuse it: then readers share the cores alike
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, max(READERS_NICE, nice))
     torch.get_num_threads()  # the first call in a thread sets its number
     torch.set_num_threads(1)  # of this thread, and of those to come, which the next lines take back
     other = threading.Thread(target=torch.set_num_threads, args=(torch_threads,))
