@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quintet.engine.lora.manager import READERS, READERS_NICE
+from quintet.engine.lora.manager import READERS
+from quintet.engine.lora.readers import READERS_NICE
 from quintet.lora.adapter import adapter_digest, write_adapter
 from tests.engine.lora.shelves import WAIT, Shelf, engine_of, named
 
@@ -47,7 +48,7 @@ def test_a_digest_waits_for_no_adapter(folder: Path) -> None:
     adapters = [lora.load(named(name)) for name in names]
     for _ in names:
         assert shelf.started.acquire(timeout=WAIT)
-    assert lora.digest(folder) == adapter_digest(folder)
+    assert lora.digests.of(folder) == adapter_digest(folder)
     for name, adapter in zip(names, adapters, strict=True):
         assert not adapter.ready
         shelf.gates[name].set()
@@ -59,4 +60,4 @@ def test_a_closed_engine_computes_no_digest(folder: Path) -> None:
     assert lora is not None
     lora.close()
     with pytest.raises(RuntimeError, match=r"^the engine was closed$"):
-        lora.digest(folder)
+        lora.digests.of(folder)
