@@ -1,11 +1,12 @@
 """Adapters (LoRA) of a model: room on the device for several, and each rank's share of one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from quintet.common.suggestions import nearest_name
 from quintet.interface.platform import Platform
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, named_layers
@@ -28,6 +29,8 @@ from quintet.layers.moe.moe import Experts, slices_of
 
 __all__ = ["LoRAMatrices", "LoRAPools", "PackedLoRA", "adaptable_modules"]
 
+# what vLLM calls products that it computes as one
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 AdaptableLayer = ColumnParallelLinear | VocabParallelEmbedding | Experts
 
 
@@ -148,7 +151,7 @@ class LoRAPools:
     def _copy(self, slot: int, packed: PackedLoRA) -> None:
         """Copies the rows that the adapter has: hundreds of small copies in one call, between two steps."""
         experts = (each["ranks"] for each in packed.pools.values() if "ranks" in each)
-        most = max(int(each.max()) for each in (packed.ranks, *experts) if each.numel())
+        most = max((int(each.max()) for each in (packed.ranks, *experts) if each.numel()), default=0)
         places, rows = [self._ranks.ranks.narrow(0, slot, 1)], [packed.ranks]
         for path, tensors in packed.pools.items():
             pool = self._pools[path]
@@ -171,24 +174,46 @@ class LoRAPools:
 
 def adaptable_modules(model: nn.Module, sizes: LoRASizes) -> dict[str, str]:
     """Returns the modules of the checkpoint that products, the embedding of tokens and experts compute, and for each
-    that has no room what lora_target_modules lacks, else "". ValueError if the platform lacks adapters of experts."""
-    found = dict[str, str]()
+    that has no room what lora_target_modules lacks, else "". ValueError if the platform lacks adapters of experts, or a
+    target is the name of no module here."""
+    found, names = dict[str, str](), dict[str, str]()
+    targets = set(sizes.targets or ()) - {ALL_MODULES}
     for path, layer in _adaptable(model, sizes):
-        taken, is_mixture = _takes(path, layer, sizes), isinstance(layer, Experts) and layer.is_mixture
+        taken = _takes(path, layer, sizes)
+        targets -= {each for each in targets if _is_named(path, layer, each)}
         for name in _modules(path, layer):
-            found[name] = "" if taken else (path if is_mixture else name).rpartition(".")[2]
+            end = (path if _is_mixture(layer) else name).rpartition(".")[2]
+            found[name] = "" if taken else end
+            names.setdefault(name.rpartition(".")[2], end)
+    if targets:
+        raise ValueError(_refusal([each for each in sizes.targets or () if each in targets], names))
     return found
+
+
+def _refusal(targets: Sequence[str], names: Mapping[str, str]) -> str:
+    """Why these targets are refused. `names`: ends of modules that may be adapted -> what a target calls them."""
+    refused = []
+    for target in targets:
+        last = target.rpartition(".")[2]
+        instead = [names[each] for each in FUSED.get(last, (last,)) if each in names]
+        instead += [names[fused] for fused, parts in FUSED.items() if last in parts and fused in names]
+        nearest = ", ".join(dict.fromkeys(instead)) or nearest_name(last, names.values())
+        hint = f" (write {nearest})" if instead else f" (did you mean {nearest!r}?)" if nearest else ""
+        refused.append(f"{target!r}{hint}")
+    return (
+        f"lora_target_modules: no module that adapters may change has the name {', '.join(refused)}; names of this "
+        f"model: {', '.join(sorted(set(names.values())))}, or {ALL_MODULES}"
+    )
 
 
 def _takes(path: str, layer: AdaptableLayer, sizes: LoRASizes) -> bool:
     """True if there is to be room beside a layer. A mixture is named by its path, for its experts take much; other
     layers by the ends of their modules, too."""
-    is_mixture = isinstance(layer, Experts) and layer.is_mixture
+    is_mixture = _is_mixture(layer)
     if sizes.targets is None or ALL_MODULES in sizes.targets:
         taken = not is_mixture or sizes.targets is not None
     else:
-        names = [path] if is_mixture else [path, *_modules(path, layer)]
-        taken = any(f".{name}".endswith(f".{target}") for name in names for target in sizes.targets)
+        taken = any(_is_named(path, layer, target) for target in sizes.targets)
     if taken and is_mixture and not sizes.experts:
         raise ValueError(
             "lora_target_modules: this platform serves no adapters of experts (Capabilities.lora_experts is False); "
@@ -200,6 +225,16 @@ def _takes(path: str, layer: AdaptableLayer, sizes: LoRASizes) -> bool:
             "experts or enable_eplb out"
         )
     return taken
+
+
+def _is_mixture(layer: AdaptableLayer) -> bool:
+    return isinstance(layer, Experts) and layer.is_mixture
+
+
+def _is_named(path: str, layer: AdaptableLayer, target: str) -> bool:
+    """True if a target is the end of a layer's name."""
+    names = [path] if _is_mixture(layer) else [path, *_modules(path, layer)]
+    return any(f".{name}".endswith(f".{target}") for name in names)
 
 
 def _modules(path: str, layer: AdaptableLayer) -> set[str]:

@@ -11,6 +11,8 @@ from quintet.layers.lora import PackedLoRA
 from quintet.lora.errors import public_text
 from quintet.lora.request import LoRAReference
 
+CLOSED = "the engine was closed"
+
 
 @dataclass(frozen=True)
 class PackedAdapter:
@@ -77,7 +79,7 @@ class LoadedLoRA:
     def close(self) -> None:
         """Refuses it if it is not there."""
         with suppress(InvalidStateError):
-            self.future.set_exception(RuntimeError("the engine was closed"))
+            self.future.set_exception(RuntimeError(CLOSED))
 
 
 def refusal_of(future: "Future[PackedAdapter]") -> str:

@@ -1,12 +1,10 @@
 """Adapters in host memory, and their way into the slots of the device."""
 
 import logging
-import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,23 +12,20 @@ from enum import Enum
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-import torch
-
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.lora.loaded import LoadedLoRA, PackedAdapter, refusal_of
+from quintet.engine.lora.readers import Digests, reading_pool
 from quintet.engine.lora.slots import LoRASlots
 from quintet.engine.scheduler import Scheduler
 from quintet.engine.step_hook import Fail, StepHook
 from quintet.engine.step_plan import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
-from quintet.lora.adapter import adapter_digest
 from quintet.lora.request import LoRAReference
 from quintet.model_loader.weight_files import WeightFiles
 
 PackAdapter = Callable[[LoRAReference], PackedAdapter]  # reads one, and packs it for each rank here
 Packed = Future[PackedAdapter]
 READERS = 2  # threads that read adapters
-READERS_NICE = 10  # their share of a core that a step computes on: a tenth
 MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
 
 logger = logging.getLogger(__name__)
@@ -74,7 +69,8 @@ class LoRAManager(StepHook):
     ) -> None:
         self.slots = LoRASlots(limits.max_loras)
         self._ranks, self._limits, self._pack, self._role = ranks, limits, pack, role
-        self._readers = ThreadPoolExecutor(READERS, "adapter", _begin_reading, (torch.get_num_threads(),))
+        self._readers = reading_pool(READERS, "adapter")
+        self.digests = Digests()
         self._lock = threading.RLock()
         self._kept: OrderedDict[bytes, LoadedLoRA] = OrderedDict()  # those with a place in host memory
         self._known: WeakValueDictionary[bytes, LoadedLoRA] = WeakValueDictionary()  # those that wait for one, too
@@ -129,10 +125,6 @@ class LoRAManager(StepHook):
             future = adapter.future if adapter.has_place else self._readers.submit(self._logged_pack, reference)
         wait_for([future])
         return refusal_of(future)
-
-    def digest(self, folder: Path) -> bytes:
-        """Returns an adapter's digest, computed beside steps as check() reads. Any thread may call it."""
-        return self._readers.submit(adapter_digest, folder).result()
 
     def advance(self, queue: Iterable[LoadedLoRA], fixed: Collection[bytes], running: Collection[bytes]) -> bool:
         """Gives places to adapters in the order of the queue -> whether one has lost its place that has requests.
@@ -315,20 +307,10 @@ class LoRAManager(StepHook):
 
     def close(self) -> None:
         """Ends the threads; adapters that were not read are refused."""
+        self.digests.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         for adapter in list(self._known.values()):
             adapter.close()
-
-
-def _begin_reading(torch_threads: int) -> None:
-    """Called first in a thread that reads: where cores are short, steps have them. `torch_threads`: of the others."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READERS_NICE)
-    torch.get_num_threads()  # the first call in a thread sets its number
-    torch.set_num_threads(1)  # of this thread, and of those to come, which the next lines take back
-    other = threading.Thread(target=torch.set_num_threads, args=(torch_threads,))
-    other.start()
-    other.join()
 
 
 def first_refusal(channel: Channel | None, why: str) -> str:

@@ -82,7 +82,7 @@ class LoRAReferences:
         return reference
 
     def _digest(self, folder: Path) -> bytes:
-        return adapter_digest(folder) if self._manager is None else self._manager.digest(folder)
+        return adapter_digest(folder) if self._manager is None else self._manager.digests.of(folder)
 
     def _free_number(self) -> int:
         used = {each.number for each in self._named.values()}

@@ -47,7 +47,7 @@ class ExpertsPool(LoRAPool):
 
     @property
     def num_columns(self) -> int:
-        """None: an expert's ranks stand in the pool."""
+        """No columns of the step: an expert's ranks stand in the pool."""
         return 0
 
     def forward(self, x: Tensor, experts: Experts, weights: Tensor, ids: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class _Planner:
         return plan
 
     def _change_experts(self, plan: MergePlan, path: str, weights: LoRAWeights, missing: list[str]) -> None:
-        """A stack of the base, or the matrices of each of its experts."""
+        """Changes a stack of the base, or the matrices of each of its experts."""
         if any(each in self.tensors for each in self._candidates(path)):
             self._change(plan, path, missing).weight = weights
             return
@@ -253,11 +253,14 @@ class _Planner:
         return conv1d or (shape[0] != shape[1] and self.settings.fan_in_fan_out)
 
     def _stack_is_transposed(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-        """True if a stack is [E, inputs, outputs]. Of square matrices, the stack beside this one tells."""
+        """True if a stack is [E, inputs, outputs]. Of square matrices, the stack beside this one tells;
+        where none does, a warning names what is assumed."""
         if len(shape) == 3 and shape[1] == shape[2]:
             other = stacks.with_sibling(name)[1]
             if other in self.tensors and other in self.adapter.modules:
                 shape, wanted = self.tensors[other].shape, stacks.shape_of(self.adapter.modules[other])
+            if shape[1] == shape[2]:
+                stacks.warn_of_square(name, self.adapter.modules, "B and A are in the order of the base's dimensions")
         return shape[1:] == wanted[::-1] != wanted
 
 
