@@ -84,6 +84,8 @@ OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
 # how classes with a head are called; MarianMTModel translates
 GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+# in lower case: what names of classes of draft heads hold
+HEAD_NAMES = ("eagle", "dflash", "dspark", "xpress")
 REMEDY = "correct it, or fetch the model anew"
 
 
@@ -163,7 +165,7 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
         return
     names = ", ".join(map(repr, architectures[:3]))
     heads = [name for name in architectures if name.endswith(GENERATIVE_SUFFIXES) or CLASS_FAMILIES.get(name) == family]
-    if not heads and any("eagle" in name.lower() for name in architectures):
+    if names_head(architectures):
         why = "which is a draft head, for speculative_config.model"
     elif not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
@@ -177,6 +179,12 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
         f"{source}: architectures is {names}, {why}; choose a model for text generation, or set architectures to null "
         "with hf_overrides if you know better"
     )
+
+
+def names_head(architectures: Any) -> bool:
+    """Returns whether the first class that a file names is that of a draft head."""
+    first = str(architectures[0]).lower() if isinstance(architectures, list) and architectures else ""
+    return any(name in first for name in HEAD_NAMES)
 
 
 def _family_of(name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from quintet.common.suggestions import nearest_name
 from quintet.config import BUNDLED, BUNDLED_EMBED, INSIDE, EngineConfig, Environment
 from quintet.hub import modelscope
 from quintet.hub.modelscope import ModelScopeRequest
@@ -94,7 +95,8 @@ def _cached_snapshot(name: str, revision: str | None, config: EngineConfig) -> P
 def _list_hub_files(
     name: str, revision: str | None, config: EngineConfig, environment: Environment, remedy: str | None = None
 ) -> Iterator[None]:
-    remedy = remedy or _remedy(config)
+    near = None if remedy else nearest_name(name, INSIDE)
+    hint, remedy = f" (did you mean {near!r}?)" if near else "", remedy or _remedy(config)
     from huggingface_hub import errors
 
     at = f" at revision {revision!r}" if revision else ""
@@ -109,8 +111,8 @@ def _list_hub_files(
         raise FileNotFoundError(f"model {name!r} has no revision {revision!r}; see its branches and tags") from error
     except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(
-            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling, or give "
-            "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
+            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling{hint}, or "
+            "give a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ConnectionError(_not_cached(name + at, config, environment, remedy)) from error
@@ -136,5 +138,5 @@ def _not_cached(what: str, config: EngineConfig, environment: Environment, remed
 
 
 def _remedy(config: EngineConfig) -> str:
-    inside = BUNDLED_EMBED if config.runner == "pooling" else BUNDLED
+    inside = nearest_name(config.model, INSIDE) or (BUNDLED_EMBED if config.runner == "pooling" else BUNDLED)
     return "give a local folder or .gguf file" + ("" if config.model in INSIDE else f" or use the model {inside!r}")

@@ -1,10 +1,14 @@
 """Where a model is found, what its JSON files say, and the message for everything that can be wrong with them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from quintet.config import EngineConfig, Environment
 from quintet.hub.resolve import load_generation_config, load_model_config, resolve_model, resolve_tokenizer
@@ -47,6 +51,9 @@ def _write(folder: Path, name: str, content: Any) -> None:
         ("nothere.gguf", FileNotFoundError, "no file 'nothere.gguf' here"),
         ("../x", FileNotFoundError, "no hub id"),
         ("nobody/quintet-test-model", ConnectionError, "HF_HUB_OFFLINE is set"),
+        ("nobody/quintet-test-model", ConnectionError, "or use the model 'bundled'"),
+        ("bundled-drat", ConnectionError, "or use the model 'bundled-draft'"),
+        ("bundled-visoin", ConnectionError, "or use the model 'bundled-vision'"),
         (__file__, ValueError, "is a file, and none of GGUF or whisper.cpp; give the folder"),
     ],
 )
@@ -54,6 +61,17 @@ def test_a_model_that_is_not_there(model: str, kind: type[Exception], says: str,
     with pytest.raises(kind, match=".") as error:
         resolve_model(EngineConfig(model=model, download_dir=str(tmp_path)), OFFLINE)
     assert says in str(error.value)
+
+
+def test_a_misspelt_bundled_model_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(*given: Any, **more: Any) -> None:
+        answer = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"))
+        raise RepositoryNotFoundError("not found", response=answer)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unknown)
+    for name, hint in (("bundled-visoin", " (did you mean 'bundled-vision'?), or give"), ("nobody/other", ", or give")):
+        with pytest.raises(FileNotFoundError, match=re.escape(f"check the spelling{hint}")):
+            resolve_model(EngineConfig(model=name, download_dir=str(tmp_path)), Environment())
 
 
 def test_a_local_folder_is_itself(folder: Path) -> None:

@@ -75,7 +75,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "speculative_config.draft_load_config": _AS_THE_MODEL,
     "speculative_config.enforce_eager": _AS_THE_MODEL,
     "speculative_config.disable_padded_drafter_batch": _AS_THE_MODEL,
-    "speculative_config.parallel_drafting": _AS_THE_MODEL,
+    "speculative_config.parallel_drafting": "a head's own files say whether it drafts a block at once (P-EAGLE, "
+    "DFlash); leave it out",
     "speculative_config.speculative_token_tree": "guesses are one line of tokens, no tree; leave it out",
     "structured_outputs_config.disable_fallback": "there is one backend, so nothing falls back; leave it out",
     "profiler_config.torch_profiler_dump_cuda_time_total": "a trace holds every time; leave it out",

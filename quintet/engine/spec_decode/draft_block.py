@@ -1,4 +1,4 @@
-"""Draft tokens of a head that draws all of a request in one step, at mask tokens (P-EAGLE, DFlash).
+"""Draft tokens of a head that draws all of a request in one step, at mask tokens: parallel drafting (P-EAGLE, DFlash).
 
 The step fills the slots of the model's last step, as that of other heads does, and has each request's block behind
 them: masks, of which the keys and values are overwritten once the tokens are known. A P-EAGLE's block follows the last

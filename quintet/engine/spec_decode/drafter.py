@@ -73,7 +73,11 @@ def drafter_sizes(
         **{**OWN_SETTINGS, "model": spec.model, "revision": spec.revision, "quantization": spec.quantization}
     )
     folder = resolve_model(own)
-    if spec.method in HEAD_METHODS or (spec.method is None and is_head(folder)):
+    has_head = is_head(folder)
+    if spec.method == "draft_model" and has_head:
+        methods = " or ".join(map(repr, HEAD_METHODS))
+        raise ValueError(f"{spec.model!r} holds a draft head; use method {methods}, or leave method out")
+    if spec.method in HEAD_METHODS or has_head:
         found = _head_sizes(own, facts, folder, whole.get_text_config(), sizes, spec.method)
         reasons.append(f"draft head {spec.model}: {spec.num_speculative_tokens} tokens at most")
         return found

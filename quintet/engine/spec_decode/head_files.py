@@ -9,6 +9,7 @@ import numpy as np
 
 from quintet.common.json_files import read_object
 from quintet.engine.executor.model_part import DraftHeadSizes
+from quintet.hub.config_checks import check_entries, check_shape, names_head
 from quintet.hub.hf_config import read_config
 from quintet.interface.types import IntArray
 from quintet.interface.weights import StoredTensor
@@ -26,6 +27,8 @@ FAMILIES: Mapping[str, type[DraftHead]] = {
     "eagle": EagleHead, "eagle3": Eagle3Head, "peagle": PEagleHead, "dflash": DFlashHead,
 }  # fmt: skip
 GEMMA4_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+# DFlash's authors', and those of speculators and vLLM; each of its successors (DFlash2, DSpark, XPress) has its own
+DFLASH_CLASSES = ("DFlashDraftModel", "DFlashSpeculator", "DFlashQwen3ForCausalLM")
 # Entries of a DFlash head, in its config.json or in the dflash_config there, that change how it computes
 DFLASH_VARIANTS = (
     "use_swa", "causal", "is_causal", "sample_from_anchor", "attention_sink_bias", "attention_value_scale",
@@ -34,15 +37,14 @@ DFLASH_VARIANTS = (
 
 def is_head(folder: Path) -> bool:
     """Returns whether a folder's config.json is that of a draft head, and not of a model by itself."""
-    if folder.is_file():
+    if not (folder / "config.json").is_file():
         return False
     raw = read_object(folder / "config.json")
-    names = raw.get("architectures") or [""]
     return (
         SPECULATORS in raw
         or "draft_vocab_size" in raw
         or raw.get("model_type") in GEMMA4_ASSISTANTS
-        or (isinstance(names, list) and any(each in str(names[0]).lower() for each in ("eagle", "dflash")))
+        or names_head(raw.get("architectures"))
     )
 
 
@@ -54,9 +56,11 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
     """
     file = folder / "config.json"
     raw = read_object(file)
+    check_entries(raw, str(file))  # those of transformer_layer_config, too
     entries = _entries(raw, file)
     tensors = tensors_of(weights, DraftHead)
     kind = _kind(raw, tensors)
+    _check_class(raw, kind, file)
     if "fc.weight" not in tensors:
         raise ValueError(f"{folder} holds no draft head: fc.weight is missing; use method 'draft_model' for a model")
     if method not in (None, METHOD_OF[kind]):
@@ -64,6 +68,7 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
             f"{folder} holds a head for method {METHOD_OF[kind]!r}, not {method!r}; set speculative_config.method so"
         )
     config = read_config("qwen3" if entries.get("model_type") == "qwen3" else "llama", entries, file)
+    check_shape(config, str(file))
     config.fusion_bias = "fc.bias" in tensors
     config.norm_before_residual = bool(raw.get("norm_before_residual", False))
     config.norms_heads = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
@@ -85,6 +90,17 @@ def _kind(raw: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
     if "mask_hidden" in tensors or raw.get(SPECULATORS) == "peagle":
         return "peagle"
     return "eagle3" if any(name.endswith("hidden_norm.weight") for name in tensors) else "eagle"
+
+
+def _check_class(raw: Mapping[str, Any], kind: str, file: Path) -> None:
+    """ValueError where the file names a class that computes otherwise than DFlash does, from the same tensors."""
+    names: list[str] = raw.get("architectures") or []
+    eagle = kind != "dflash" and (not names_head(names) or "eagle" in names[0].lower())
+    if names and not eagle and names[0] not in DFLASH_CLASSES:
+        raise ValueError(
+            f"{file}: draft heads of class {names[0]!r} are not supported; use one of EAGLE, or of "
+            f"{', '.join(DFLASH_CLASSES)}"
+        )
 
 
 def _mask_token_id(raw: Mapping[str, Any], config: Any, file: Path) -> int:

@@ -208,6 +208,11 @@ def test_heads_that_compute_otherwise_are_refused(tmp_path: Path) -> None:
     for change, why in (
         ({"dflash_config": {**entries["dflash_config"], "causal": True}}, "draft heads with causal are not supported"),
         ({"dflash_config": {"target_layer_ids": [0, 1, 3]}}, "mask_token_id is None, not a token below 96"),
+        (
+            {"architectures": ["DFlash2DraftModel"]},
+            "draft heads of class 'DFlash2DraftModel' are not supported; use",
+        ),
+        ({"architectures": ["XPressDraftModel"]}, "draft heads of class 'XPressDraftModel' are not supported; use"),
         ({"speculators_model_type": "dspark"}, "'dspark' is not supported; heads of type 'eagle3', 'peagle' and"),
         ({"model_type": "gemma4_assistant"}, "it reads the keys and values of Gemma 4's own layers"),
     ):

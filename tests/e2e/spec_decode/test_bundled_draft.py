@@ -37,3 +37,6 @@ def test_it_is_small_and_says_what_it_is() -> None:
         ValueError, match="architectures is 'LlamaForCausalLMEagle', which is a draft head, for speculative_config"
     ):
         LLM("bundled-draft", device="cpu", use_tqdm=False)
+    wrong = {"speculative_config": {**HEAD["speculative_config"], "method": "draft_model"}}
+    with pytest.raises(ValueError, match="'bundled-draft' holds a draft head; use method 'eagle' or .*, or leave"):
+        LLM("bundled", device="cpu", use_tqdm=False, **wrong)

@@ -228,3 +228,20 @@ def test_heads_of_other_models_are_refused(tmp_path: Path) -> None:
     (files.head / "config.json").write_text(json.dumps(entries))
     with pytest.raises(ValueError, match="holds a head for method 'eagle3', not 'eagle'"):
         LLM(str(files.target), **SETTINGS, **spec(files, method="eagle"))
+
+
+@pytest.mark.parametrize("method", ["eagle3", "speculators"])
+def test_hostile_files_are_refused(tmp_path: Path, method: str) -> None:
+    """Before anything is built from their numbers, whether the layer's entries stand at the top or inside."""
+    files = written(tmp_path, method)
+    entries = json.loads((files.head / "config.json").read_text())
+    for change, why in (
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers is 10000000, not a whole number from 1 to 4096"),
+        ({"hidden_size": 2**40}, "hidden_size is 1099511627776, not a whole number from 1 to 16777216"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_attention_heads is 4, no multiple of"),
+    ):
+        layer = {"transformer_layer_config": entries.get("transformer_layer_config", {}) | change}
+        changed = entries | (layer if method == "speculators" else change)
+        (files.head / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=why):
+            LLM(str(files.target), **SETTINGS, **spec(files))
