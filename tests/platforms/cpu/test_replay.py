@@ -172,6 +172,20 @@ def test_the_numbers_of_the_recording_prove_nothing() -> None:
         assert outputs.logits is not None and outputs.logits[:, 0].tolist() == [turn, turn + 1]
 
 
+def test_the_tokens_of_the_recording_on_other_pages_prove_nothing() -> None:
+    """What a replay leaves out, computed of tokens alone, would be right by chance."""
+
+    def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        out = empty((2, 1), torch.float32)
+        out.numpy()[:] = batch.token_ids.numpy()[:, None]
+        return Outputs(out), state
+
+    step = Replay(model, _cpu)
+    for turn, token in ((0, 0), (1, 0), (2, 0), (5, 5), (6, 6)):
+        outputs, _ = step((), _batch(2, turn)._replace(token_ids=_batch(2, token).token_ids))
+        assert outputs.logits is not None and outputs.logits[:, 0].tolist() == [token, token + 1]
+
+
 def test_all_sizes_give_their_outputs_in_the_same_memory(watched: type[Watched]) -> None:
     run, rng = runner("llama", False), random.Random(0)
     for count in (*range(1, 9), *range(1, 9), *range(1, 9)):

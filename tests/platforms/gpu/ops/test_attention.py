@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import model_ops as cases
+from quintet.conformance.cases import attention as cases
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, Batch, HostBatch, HostGroup, ShapeBucket, StepContext
 from quintet.ops import Op, bind
