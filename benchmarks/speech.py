@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import speech_files
+from benchmarks.peers.lines import Peer
 from quintet import LLM, SamplingParams
 from quintet.media.audio.resample import Samples, resample
 from quintet.platforms.cpu.cpu_info import describe
@@ -42,35 +43,15 @@ TEXT = (
 """Read aloud it takes about half a minute."""
 
 
-class Peer:
-    """A peer in a process of its own."""
+class Transcriber(Peer):
+    """A peer that transcribes."""
 
-    def __init__(self, name: str, python: str, start: dict[str, Any]) -> None:
-        script = Path(__file__).parent / "peers" / "speech_worker.py"
-        pipe, silent = subprocess.PIPE, subprocess.DEVNULL
-        self.name = name
-        self._process = subprocess.Popen([python, str(script), name], stdin=pipe, stdout=pipe, stderr=silent, text=True)
-        self._ask(start)
-
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended; run {self._process.args} by hand to see its error")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    script = "speech_worker.py"
 
     def transcribe(self, wav: Path, count: int) -> tuple[float, list[str]]:
         """Returns seconds and texts of so many copies."""
-        answer = self._ask({"wav": str(wav), "count": count})
+        answer = self.ask({"wav": str(wav), "count": count})
         return answer["seconds"], answer["texts"]
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.wait()
 
 
 def file_of(peer: str, python: str, model: Path, form: str, work: Path) -> Path:
@@ -136,7 +117,7 @@ def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
         )
         start = {"form": form, "threads": threads(), "language": "en", "multilingual": multilingual}
         peers = [
-            Peer(name, python, {**start, "model": str(file_of(name, python, args.model, form, args.work))})
+            Transcriber(name, python, {**start, "model": str(file_of(name, python, args.model, form, args.work))})
             for name, python in args.peer
         ]
         for count in args.counts:
@@ -148,7 +129,7 @@ def measure(args: argparse.Namespace, wav: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(llm: LLM, peers: list[Peer], wav: Path, count: int, args: argparse.Namespace) -> dict[str, Any]:
+def _row(llm: LLM, peers: list[Transcriber], wav: Path, count: int, args: argparse.Namespace) -> dict[str, Any]:
     samples, multilingual = read(wav), not args.model.name.endswith(".en")
     seconds: dict[str, list[float]] = {}
     texts: dict[str, str] = {}

@@ -10,6 +10,7 @@ from quintet.config.compilation import AttentionConfig, CompilationConfig
 from quintet.config.expert_parallel import EPLBConfig
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
+from quintet.config.media.ec_transfer import ECTransferConfig
 from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
 from quintet.config.speculative import SpeculativeConfig
@@ -142,6 +143,7 @@ class LLMArguments:
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
         kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
         kv_transfer_config: KVTransferConfig | Mapping[str, Any] | str | None = ...,
+        ec_transfer_config: ECTransferConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
 class AsyncLLMArguments:
@@ -271,4 +273,5 @@ class AsyncLLMArguments:
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
         kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
         kv_transfer_config: KVTransferConfig | Mapping[str, Any] | str | None = ...,
+        ec_transfer_config: ECTransferConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

@@ -14,6 +14,7 @@ from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.load import LoadingOptions
 from quintet.config.lora import LoRAOptions
+from quintet.config.media.ec_transfer import ECTransferConfig
 from quintet.config.media.options import MediaOptions
 from quintet.config.model import ModelOptions
 from quintet.config.multi_node import NodeOptions
@@ -88,6 +89,11 @@ class EngineConfig(
     kv_transfer_config: KVTransferConfig = nested(
         KVTransferConfig, KVTransferConfig(), "give pages to other engines, or take theirs, such as "
         '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}', group="memory",
+    )  # fmt: skip
+    ec_transfer_config: ECTransferConfig = nested(
+        ECTransferConfig, ECTransferConfig(), "let engines share rows of encoders of media, such as "
+        '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both", "ec_connector_extra_config": '
+        '{"shared_storage_path": "/mnt/rows"}}', group="memory",
     )  # fmt: skip
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:

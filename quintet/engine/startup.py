@@ -125,7 +125,7 @@ def _decide(
     config = config.replace(runner="pooling") if is_pooling_model(config, vars(whole), folder) else config
     media = served_media(config, facts, platform, Checkpoint(place, whole, bool(backend)))
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
-    hf_config, weights = whole.get_text_config(), weights_for(config, folder, facts)  # of a wrapper, its text
+    (hf_config, ignored), weights = media.text_config(config), weights_for(config, folder, facts)  # of a wrapper's text
     family = encoders.checked_family(config, hf_config, model_class(hf_config, platform.models, bool(backend)))
     files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
@@ -141,14 +141,17 @@ def _decide(
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.length
     length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
-    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
+    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, ignored_tensors=ignored)
+    sizes = replace(sizes, attention=config.attention_backend)
     rows = row_store_sizes(config, facts, platform.name, length, media)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=media.sizes)
     sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
-        sizes = replace(sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=head_tensors(pooling))
+        sizes = replace(
+            sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=(*ignored, *head_tensors(pooling))
+        )
     elif config.enable_return_routed_experts:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)

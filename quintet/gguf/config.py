@@ -76,6 +76,12 @@ def _types(model: GGUFModel) -> dict[str, str]:
     return found | {module: kind for module, kind in alike.items() if kind not in FLOATS}
 
 
+def encoder_types(mmproj: GGUFModel) -> dict[str, str]:
+    """Returns the GGUF types of the products of an encoder's layers that are not in floats."""
+    layers = names_of(mmproj).layers
+    return {module: kind for module, kind in _types(mmproj).items() if module.startswith(f"{layers}.")}
+
+
 def _joined_types(model: GGUFModel) -> dict[str, set[str]]:
     """Returns the types of the parts of each module that is made of several; of different types it is dequantized."""
     found: dict[str, set[str]] = {}

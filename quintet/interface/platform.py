@@ -305,6 +305,7 @@ class Platform(ABC):
     layers: ClassVar[Mapping[str, str]] = {}
     # model_type of a checkpoint -> "module:Class", a model that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
+    encoder_platform: ClassVar[str] = ""  # computes encoders of media on the host, where Capabilities.ops_only is set
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
     # "chosen" (with attend_chosen(); the op choose_tokens serves too)

@@ -7,7 +7,7 @@ from typing import Any
 from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
 from quintet.gguf.config import config as gguf_config
-from quintet.gguf.config import generation
+from quintet.gguf.config import encoder_types, generation
 from quintet.gguf.file import is_gguf
 from quintet.gguf.file_choice import choose_mmproj
 from quintet.gguf.mmproj import wrapper_config
@@ -16,6 +16,7 @@ from quintet.model_loader.ctranslate2 import generation_config_of, is_ctranslate
 from quintet.model_loader.gguf_weights import model_of
 
 logger = logging.getLogger(__name__)
+ENCODER = "encoder_quantization"  # entry that stands for the types of an encoder's tensors
 SNAPSHOTS = "snapshots"  # folder of the hub's cache: below it, a folder for each revision of a model
 
 
@@ -23,7 +24,11 @@ def gguf_entries(model: Path, mmproj: str | None = None) -> dict[str, Any]:
     """Returns the entries of config.json that a GGUF file stands for; with an encoder, those of both together."""
     text = model_of(model)
     entries = gguf_config(text)
-    return entries if mmproj is None else wrapper_config(entries, text, model_of(Path(mmproj)))
+    if mmproj is None:
+        return entries
+    encoder = model_of(Path(mmproj))
+    entries, types = wrapper_config(entries, text, encoder), encoder_types(encoder)
+    return {**entries, **({ENCODER: {"quant_method": "gguf", "types": types}} if types else {})}
 
 
 def wants_images(config: EngineConfig) -> bool:

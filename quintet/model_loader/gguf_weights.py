@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.gguf.architectures import names_of
+from quintet.gguf.config import encoder_types
 from quintet.gguf.cursor import format_name
 from quintet.gguf.file import files
 from quintet.gguf.mmproj import projector_of
@@ -45,6 +46,7 @@ def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
     model = model_of(path)
     maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
     count, later = 0, DeferredTensors(model)
+    blocks = encoder_types(model) if model.is_mmproj else {}
     last = model.layers if model.get("nextn_predict_layers") else math.inf  # behind it: layers that draft (MTP)
     for name, (file, stored) in model.tensors.items():
         if name in PASSED_OVER or (layer_of(name)[0] or 0) >= last:
@@ -57,7 +59,7 @@ def entries(path: Path) -> Iterator[tuple[str, LoadedTensor]]:
                 f"{MAX_MATRICES} "
                 "matrices, and no model has; fetch it again"
             )
-        yield from (_in_floats(model, found) if model.is_mmproj else found).items()
+        yield from (_in_floats(model, found, blocks) if model.is_mmproj else found).items()
     yield from later.entries().items()
     yield from _stated(model)
     if model.is_mmproj:
@@ -74,9 +76,16 @@ def _stated(model: GGUFModel) -> Iterator[tuple[str, StatedEntry]]:
             yield names.model_name(target, index), StatedEntry(key, value)
 
 
-def _in_floats(model: GGUFModel, found: Mapping[str, GGUFEntry]) -> Mapping[str, LoadedTensor]:
-    """Returns an encoder's tensors without blocks, which its layers do not compute with."""
-    return {name: ComputedEntry(model, "same", (each,)) if each.quantized else each for name, each in found.items()}
+def _in_floats(
+    model: GGUFModel, found: Mapping[str, GGUFEntry], blocks: Mapping[str, str]
+) -> Mapping[str, LoadedTensor]:
+    """Returns an encoder's tensors, without blocks where they are of none of these modules."""
+    return {
+        name: ComputedEntry(model, "same", (each,))
+        if each.quantized and name.removesuffix(".weight") not in blocks
+        else each
+        for name, each in found.items()
+    }
 
 
 def _filled(model: GGUFModel) -> Mapping[str, LoadedTensor]:

@@ -28,7 +28,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 class _AdminRequest(msgspec.Struct, forbid_unknown_fields=True):
     url: str
-    pool: Literal["all", "prefill", "decode"] | None = None
+    pool: Literal["all", "prefill", "decode", "encode"] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_AdminRequest)
@@ -103,8 +103,8 @@ class Admin:
     def _add(self, order: _AdminRequest) -> dict[str, Any]:
         apart = self._backends.answering_pool is Pool.DECODE
         pool = Pool(order.pool or ("decode" if apart else "all"))
-        if (pool is Pool.ALL) is apart:
-            which = "prefill or decode" if apart else "all"
+        if pool is not Pool.ENCODE and (pool is Pool.ALL) is apart:
+            which = "prefill, decode or encode" if apart else "all or encode"
             raise ApiError(400, f"pool must be {which} with this router, not {pool.value}", param="pool")
         try:
             made = self._backends.add(order.url, pool)

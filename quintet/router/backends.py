@@ -20,11 +20,12 @@ _MIN_BACKOFF, _MAX_BACKOFF = (
 
 
 class Pool(str, Enum):
-    """Role of a server: whole requests, prefill or decode."""
+    """Role of a server: whole requests, prefill, decode, or media of chats."""
 
     ALL = "all"
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"
 
 
 def address_of(url: str) -> ServerAddress:

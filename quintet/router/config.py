@@ -61,6 +61,10 @@ class RouterConfig:
         (), _urls, "servers that take prompts over from those in --prefill and answer", group="servers", metavar="URL",
         nargs="+",
     )  # fmt: skip
+    encode: tuple[str, ...] = option(
+        (), _urls, "servers that encode images, videos and sound of chats ahead (ec_role ec_producer), for those that "
+        "answer", group="servers", metavar="URL", nargs="+",
+    )  # fmt: skip
     backend_api_key: str | None = option(
         None, optional(server_key), "key that servers are shown instead of the caller's", group="servers", repr=False,
         metavar="KEY",
@@ -135,9 +139,14 @@ class RouterConfig:
         if self.backend and self.prefill:
             raise ValueError("backend names servers that do all by themselves, and prefill those that do not; run a "
                              "router for each")  # fmt: skip
-        every = (*self.backend, *self.prefill, *self.decode)
+        every = self.all_urls
         if twice := {each for each in every if every.count(each) > 1}:
             raise ValueError(f"the server {min(twice)} is named twice; name it once")
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        """Returns the servers of all roles."""
+        return (*self.backend, *self.prefill, *self.decode, *self.encode)
 
     @property
     def disaggregated(self) -> bool:

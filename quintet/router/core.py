@@ -14,6 +14,7 @@ from quintet.router.admin import Admin
 from quintet.router.backends import Pool, RouterBackends, address_of
 from quintet.router.config import RouterConfig
 from quintet.router.disaggregated import Disaggregated
+from quintet.router.encoders import Encoders
 from quintet.router.forward import Forwarder
 from quintet.router.health import Health
 from quintet.router.metrics import RouterCounts
@@ -32,7 +33,7 @@ class RouterCore:
         """`key` is sent with health checks if there is no backend_api_key. ValueError for files of TLS that cannot be
         used."""
         self._config = config
-        self.title = f"a router before {len(config.backend) + len(config.prefill) + len(config.decode)} servers"
+        self.title = f"a router before {len(config.all_urls)} servers"
         self._times = HttpTimeouts(config.connect_timeout, config.first_byte_timeout, config.idle_timeout)
         self._context = _client_context(config.backend_ca_certs)
         self.key = _bearer(config.backend_api_key)  # in the place of the caller's; [] if that is passed on
@@ -44,13 +45,15 @@ class RouterCore:
         self._health = Health(config, self.queue, self.key or _bearer(key))
         self.admin = Admin(self.backends, self.queue, self._health)
         self.forwarder = Forwarder(self.queue, self.totals, ResponseLocations(), config.max_retries)
+        self._encoders = Encoders(self.forwarder) if config.encode else None
         self._apart = Disaggregated(self.forwarder, config.prefill_failure == "recompute")
         self._stored = StoredResponses(self.forwarder, self.backends)
 
     def start(self) -> None:
         """Begins to look at the servers."""
         config = self._config
-        for pool, urls in ((Pool.ALL, config.backend), (Pool.PREFILL, config.prefill), (Pool.DECODE, config.decode)):
+        whole, apart = {Pool.ALL: config.backend}, {Pool.PREFILL: config.prefill, Pool.DECODE: config.decode}
+        for pool, urls in {**whole, **apart, Pool.ENCODE: config.encode}.items():
             for url in urls:
                 self._health.watch(self.backends.add(url, pool))
 
@@ -66,6 +69,8 @@ class RouterCore:
     async def answer(self, ask: RequestInfo, pipe: ResponseStream, stored: str | None) -> None:
         """Has a server answer. `stored`: the id of the response that is asked for. ApiError if no server does."""
         pool = self.backends.answering_pool
+        if self._encoders is not None and ask.route.has_media:
+            await self._encoders.encode(ask)
         if stored is not None:
             await self._stored.forward(ask, pipe, stored)
         elif ask.route.continues_response and ask.fields.previous_response_id is not None:

@@ -30,6 +30,7 @@ class RequestQueue:
         self._config, self._backends = config, backends
         ahead = config.balance_abs_threshold
         names = {Pool.ALL: config.policy, Pool.PREFILL: config.prefill_policy, Pool.DECODE: config.decode_policy}
+        names[Pool.ENCODE] = "least_loaded"
         self._policies: dict[Pool, Policy] = {pool: make_policy(name, ahead) for pool, name in names.items()}
         self._line: dict[_WaitingRequest, None] = {}
         self.in_flight = 0

@@ -20,6 +20,7 @@ class RouteInfo(NamedTuple):
 
     is_repeatable: bool = True  # sent twice, it does what it does once
     disaggregated: bool = False  # its prompt may be computed by a server of --prefill
+    has_media: bool = False  # its media may be encoded by a server of --encode
     stores_response: bool = False  # what it makes is kept by the server that made it: responses
     continues_response: bool = False  # previous_response_id names one that a server keeps
     dialect: ApiDialect = ApiDialect.OPENAI
@@ -27,7 +28,7 @@ class RouteInfo(NamedTuple):
 
 RESPONSES = "/v1/responses"
 POSTS = {
-    "/v1/chat/completions": RouteInfo(disaggregated=True),
+    "/v1/chat/completions": RouteInfo(disaggregated=True, has_media=True),
     "/v1/completions": RouteInfo(disaggregated=True),
     RESPONSES: RouteInfo(stores_response=True, continues_response=True, dialect=ApiDialect.RESPONSES),
     "/v1/responses/input_tokens": RouteInfo(continues_response=True),

@@ -155,11 +155,10 @@ async def routed(
     for each in fakes:
         if not each.port:
             await each.start()
-    named = {"prefill", "decode"} & config.keys()
-    if named:
-        config = {name: [each.url for each in value] if name in named else value for name, value in config.items()}
-    else:
-        config.setdefault("backend", [each.url for each in fakes])
+    for name in {"backend", "prefill", "decode", "encode"} & config.keys():
+        config[name] = [each.url if isinstance(each, Fake) else each for each in config[name]]
+    if not {"backend", "prefill"} & config.keys():
+        config["backend"] = [each.url for each in fakes]
     settings = ServerConfig(port=0, **{"access_log": False, **(door or {})})
     key = settings.api_key[0] if settings.api_key else None
     server = RouterServer(RouterCore(RouterConfig(**{"health_check_interval": 0.05, **config}), key), settings)

@@ -13,14 +13,18 @@ import torch
 from quintet.engine.executor.batch_builder import pad
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.shape_buckets import plan_buckets
-from quintet.interface.platform import Capabilities
+from quintet.interface.platform import Capabilities, SingleRank
 from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
 from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.media.items import MediaItem
+from quintet.model_loader.gguf_config import ENCODER
 from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.incoming_parts import IncomingParts
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.encoders.base import CrossEncoder
+from quintet.ops import bind
+from quintet.platforms import choose
 
 if TYPE_CHECKING:
     from quintet.engine.executor.tower_part import TowerPart
@@ -33,14 +37,26 @@ def make_tower(worker: "Worker", sizes: ModelSizes) -> "TowerPart | None":
         return None
     from quintet.engine.executor.tower_part import TowerPart
 
-    build = replace(worker.main.build, quantization=QuantizationPlan(), lora=None, row_store=None)
-    return TowerPart(worker.platform, sizes.tower, build, worker.rank_info.rank)
+    own = read_quantization_config(getattr(sizes.tower.hf_config, ENCODER, None))
+    build = replace(worker.main.build, lora=None, row_store=None)
+    if not worker.platform.encoder_platform:
+        build = replace(build, quantization=build.quantization.for_encoder(own))
+        return TowerPart(worker.platform, sizes.tower, build, worker.rank_info.rank)
+    host = choose(worker.platform.encoder_platform).platform()
+    host.open(0)
+    plan = QuantizationPlan(supported_kinds=None).for_encoder(own)
+    build = replace(build, ops=bind(host.op_priority), comm=SingleRank(), quantization=plan)
+    return TowerPart(host, sizes.tower, build, worker.rank_info.rank)
 
 
 def run_tower(worker: "Worker", item: MediaItem, places: IntArray) -> None:
     """Encodes a medium, and writes its rows to these places of the row store."""
     if worker.tower is not None and worker.row_store is not None:
-        worker.row_store.write_levels(worker.tower.encode(item), places)
+        rows = worker.tower.encode(item)
+        if worker.tower.platform is worker.platform:
+            worker.row_store.write_levels(rows, places)
+        else:
+            worker.row_store.write(worker.platform, worker.device, places, rows[0].float().numpy())
 
 
 @torch.inference_mode()

@@ -119,7 +119,7 @@ class ModelPart:
         self.model: ModelBase = family(hf_config, build).eval()
         if not sizes.requested_outputs.logits:
             self.model.drop_lm_head()
-            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.ignored_tensors)
+        self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.ignored_tensors)
         checkpoint = sizes.quantization.checkpoint
         self.model.ignored_suffixes = checkpoint.ignored_suffixes if checkpoint else ()
         finalize(self.model)

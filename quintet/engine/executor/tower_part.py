@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.config.media.ec_transfer import ECTransferConfig
 from quintet.engine.executor.model_part import drop_tensors
+from quintet.engine.row_store.shared_rows import SharedRows, identity_of
 from quintet.interface.platform import Platform
 from quintet.layers.build import BuildContext, finalize
-from quintet.media.items import MediaItem
+from quintet.media.items import ROWS, MediaItem
 from quintet.model_loader.loader import ParameterLoad, load, num_bytes
 from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.transformers.tower import MediaTower
@@ -22,6 +24,7 @@ class TowerSizes:
 
     hf_config: Any  # transformers' object
     levels: int = 1  # rows of a medium's token: those of the first layers (deepstack) count
+    transfer: ECTransferConfig = ECTransferConfig()  # how engines share rows
 
 
 class TowerPart:
@@ -30,6 +33,8 @@ class TowerPart:
     def __init__(self, platform: Platform, sizes: TowerSizes, build: BuildContext, rank: int) -> None:
         """`rank`: of its files."""
         self.platform, self.model, self._rank = platform, MediaTower(sizes.hf_config, build), rank
+        self._sizes = sizes
+        self._shared: SharedRows | None = None  # of the weights as they are; None: not yet asked, or weights are new
         finalize(self.model)
         self._folder: Path | WeightFiles | None = None
         self._dropped = False  # the weights, by sleep()
@@ -44,12 +49,28 @@ class TowerPart:
 
     def read(self, folder: Path | WeightFiles | None, progress: bool) -> None:
         """Reads the weights from the checkpoint as it is now; random ones without a folder."""
-        self._folder = folder
+        self._folder, self._shared = folder, None
         load(self.model, self.platform, _of_encoders(folder), progress, self._rank)
         self._dropped = False
 
     def encode(self, item: MediaItem) -> tuple[Tensor, ...]:
-        """Returns the rows of a medium: see MediaTower."""
+        """Returns the rows of a medium (see MediaTower), or those that another engine has made of it."""
+        if self._sizes.transfer.ec_connector is None or ROWS in item.fields:
+            return self._computed(item)
+        self._shared = self._shared or SharedRows(self._sizes.transfer, identity_of(self.model.state_dict().items()))
+        width = self._sizes.hf_config.get_text_config().hidden_size
+        rows = self._shared.load(item, self._sizes.levels, width)
+        if rows is None:
+            rows = self._computed(item)
+            self._shared.save(item, rows)
+        device = next(self.model.parameters()).device
+        return tuple(each.to(device) for each in rows)
+
+    def weights_changed(self) -> None:
+        """Rows of the weights that were there before are not these weights'."""
+        self._shared = None
+
+    def _computed(self, item: MediaItem) -> tuple[Tensor, ...]:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
@@ -64,13 +85,13 @@ class TowerPart:
 
     def drop_weights(self) -> int:
         """Drops the weights -> the bytes that they took."""
-        self._dropped = True
+        self._dropped, self._shared = True, None
         return drop_tensors(self.model)
 
     def reading(self, folder: Path | WeightFiles | None) -> ParameterLoad:
         """Returns the weights of a folder, to be written over those that are there. ValueError if they do not fit."""
         found = ParameterLoad(self.model, _of_encoders(folder))
-        self._folder = folder
+        self._folder, self._shared = folder, None
         return found
 
 

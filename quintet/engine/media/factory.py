@@ -1,5 +1,6 @@
 """Decides which kinds of media an engine takes, and with which sizes."""
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +47,24 @@ class ServedMedia(NamedTuple):
     def whole_prompts(self) -> bool:
         """True if tokens of a prompt see one another."""
         return self.sizes is not None and FAMILIES[self.whole.model_type].prefix
+
+    def text_config(self, config: EngineConfig) -> tuple[Any, tuple[str, ...]]:
+        """Returns the configuration of the text model, and patterns of tensors that it does not load: of an engine that
+        encodes for others it has the layers alone that rows are added behind. ValueError if it encodes nothing."""
+        text = self.whole.get_text_config()
+        if config.ec_transfer_config.ec_connector is not None and self.sizes is None:
+            raise ValueError(f"ec_transfer_config is for models whose media are encoded: {self.why}; leave it out")
+        if not config.ec_transfer_config.is_producer_alone:
+            return text, ()
+        if config.pipeline_parallel_size > 1:
+            raise ValueError(
+                "ec_role='ec_producer' has a language model of one layer; leave pipeline_parallel_size out"
+            )
+        from quintet.models.transformers.tower import shorten
+
+        text = copy.deepcopy(text)
+        shorten(text, self.levels)
+        return text, (r".*\.(?:layers|blocks|h)\.\d+\..*",)
 
     def rotary(self, longest: int) -> RotaryIndex | None:
         """Returns what computes positions where a token has three rotary ones, up to `longest`."""
@@ -120,20 +139,21 @@ class Checkpoint(NamedTuple):
 def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> ServedMedia:
     """Decides which media are served. Of a model that takes none by its config.json, nothing is known."""
     if model.whole.get_text_config() is model.whole or (model.place.is_file() and config.mmproj is None):
-        return ServedMedia(None, "this model takes text alone")
+        return ServedMedia(None, "this model takes text alone", model.whole)
     why = _refusal(config, facts, platform, model)
     if why:
         why = f"images, video and audio are not served for this model of type {model.whole.model_type}: {why}"
         if config.runner != "pooling" and (family := FAMILIES.get(model.whole.model_type)) and family.prefix:
             raise ValueError(f"{why}, and its prompts of text are computed in the same way")
-        return ServedMedia(None, why)
+        return ServedMedia(None, why, model.whole)
     from quintet.engine.executor.tower_part import TowerSizes
 
     wrapper = _wrapper(config, model)
     deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
     levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
     kinds = tuple(kind for kind in _wanted(config, model) if isinstance(_token(model.whole, kind), int))
-    return ServedMedia(TowerSizes(encoding_part(wrapper), levels), whole=model.whole, kinds=kinds)
+    sizes = TowerSizes(encoding_part(wrapper), levels, config.ec_transfer_config)
+    return ServedMedia(sizes, whole=model.whole, kinds=kinds)
 
 
 def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
@@ -160,8 +180,10 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return "limit_mm_per_prompt has 0 of each kind"
     if not any(isinstance(_token(model.whole, each), int) for each in _wanted(config, model)):
         return f"its config.json names no token for them ({FAMILIES[kind].kinds[_wanted(config, model)[0]].token})"
-    if facts.ops_only or facts.static_shapes:
+    if (facts.ops_only or facts.static_shapes) and not platform.encoder_platform:
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
+    if facts.ops_only and (FAMILIES[kind].rotary or FAMILIES[kind].deepstack):
+        return f"platform {platform.name} computes neither three rotary positions of a token nor rows of its layers"
     ahead = FAMILIES[kind].bidirectional or (FAMILIES[kind].prefix and config.runner != "pooling")
     if ahead and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"

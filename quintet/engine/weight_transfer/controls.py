@@ -309,6 +309,8 @@ class Controls:
     def _drop_incoming(self) -> None:
         for worker in self._ranks.workers:
             worker.incoming = None
+            if worker.tower is not None:
+                worker.tower.weights_changed()
 
     @property
     def pending(self) -> list[str]:

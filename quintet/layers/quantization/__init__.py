@@ -62,6 +62,14 @@ class QuantizationPlan:
             return replace(self, online=self.online.head, heads=True)
         return QuantizationPlan(ONLINE["int8" if self.online.activations == 16 else "w8a8"])
 
+    def for_encoder(self, checkpoint: CheckpointQuantization | None = None) -> "QuantizationPlan":
+        """For encoders of media: floats become what a head's do. `checkpoint`: of a file of the encoder's own."""
+        if checkpoint is not None:
+            return replace(self, checkpoint=checkpoint, activations=self.activations or checkpoint.activations)
+        if self.online is None or self.for_head().online is None:
+            return QuantizationPlan()
+        return replace(self.for_head(), heads=False, supported_kinds=self.supported_kinds)
+
     def for_embedding(self) -> "QuantizationPlan":
         """For rows that are looked up: in the format that a head has which shares their tensors."""
         return replace(self, online=None, heads=True, tables=True)

@@ -147,10 +147,10 @@ class Replacing:
         )
 
     def _in_float32(self, path: str) -> bool:
-        return _is_within(path, self._fp32)
+        return is_within(path, self._fp32)
 
 
-def _is_within(path: str, names: Sequence[str]) -> bool:
+def is_within(path: str, names: Sequence[str]) -> bool:
     """Returns whether a module or a tensor is one of these, or within one."""
     return any(re.search(rf"(^|\.){re.escape(key)}($|\.)", path) for key in names)
 
@@ -168,6 +168,6 @@ def loose_tensors(theirs: Any, float32: Sequence[str]) -> dict[str, Loose]:
                 whole_name = f"{path}.{name}" if path else name
                 found.setdefault(id(tensor), (whole_name, [], tensor, stored))[1].append((module, name))
     return {
-        name: Loose(tuple(owners), tensor, stored, torch.float32 if _is_within(name, float32) else tensor.dtype)
+        name: Loose(tuple(owners), tensor, stored, torch.float32 if is_within(name, float32) else tensor.dtype)
         for name, owners, tensor, stored in found.values()
     }

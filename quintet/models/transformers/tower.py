@@ -15,6 +15,7 @@ from quintet.media.items import ROWS, MediaItem
 from quintet.models.transformers.construct import EmptyTensors, Unsupported, explained, failure
 from quintet.models.transformers.layer_replacement import float32_modules, loose_tensors
 from quintet.models.transformers.layers import Rest
+from quintet.models.transformers.tower_layers import replace_layers, use_attention, with_flat_kernels
 from quintet.models.transformers.weight_names import WeightNames
 
 _WHOLE = re.compile(r"vlm\.")  # what a model with a wrapper in it puts before the wrapper's names
@@ -39,8 +40,10 @@ class MediaTower(ModelBase):
                 f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()
             )
             _drop_text(theirs)
-            self._dtype = build.dtype
-            self.rest = Rest(build, loose_tensors(theirs, float32_modules(theirs, build.dtype)))
+            self._dtype, float32 = build.dtype, float32_modules(theirs, build.dtype)
+            use_attention(theirs, build)
+            self._patches = replace_layers(theirs, build, float32)
+            self.rest = Rest(build, loose_tensors(theirs, float32))
         for name, module in theirs.named_children():
             self.add_module(name, module)
         self.__dict__["_theirs"] = theirs  # no module of ours: its parts are
@@ -48,7 +51,7 @@ class MediaTower(ModelBase):
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         entries = {_WHOLE.sub("", name): each for name, each in entries.items()}
         with explained(self._theirs.config, "reading its tensors' names"):
-            return self._names.gathered(entries)
+            return with_flat_kernels(self._names.gathered(entries), self._patches)
 
     def module_name(self, name: str) -> str:
         """Returns the modules' name of a checkpoint's tensor."""
@@ -89,7 +92,7 @@ def constructed(config: Any, dtype: torch.dtype) -> nn.Module:
     """The model of a wrapper's config, with one layer of text; parameters are on the meta device, buffers are computed.
     Unsupported if transformers does not build it."""
     config = copy.deepcopy(config)
-    _shorten(config.get_text_config())
+    shorten(config.get_text_config(), 1)  # it is built, and dropped
     try:
         with EmptyTensors():
             model: nn.Module = _auto_class(config).from_config(config, dtype=dtype)
@@ -119,11 +122,11 @@ def _auto_class(config: Any) -> Any:
     raise ValueError(f"no class for models of images, video or audio is {type(config).__name__}'s")
 
 
-def _shorten(text: Any) -> None:
-    """Leaves one layer of a text model: it is built, and dropped."""
-    text.num_hidden_layers = 1
+def shorten(text: Any, layers: int) -> None:
+    """Leaves the first layers of a text model's configuration."""
+    text.num_hidden_layers = min(layers, text.num_hidden_layers)
     if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
+        text.layer_types = text.layer_types[:layers]
 
 
 def _drop_text(model: Any) -> None:

@@ -65,6 +65,7 @@ class TPU(Platform):
         ),
         ("jax",),
     )
+    encoder_platform = "cpu"
     supports_states = True
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quintet import LLM, SamplingParams
 from tests.helpers.media import wrappers
@@ -170,7 +171,7 @@ def test_a_vocabulary_without_the_token_is_refused(gemma: tuple[Made, Path], tmp
         LLM(str(text), mmproj=str(files / "mmproj-F32.gguf"), **SMALL)
 
 
-def test_quantized_encoders_are_read_as_floats(gemma: tuple[Made, Path], tmp_path: Path) -> None:
+def test_blocks_of_encoders_are_those_of_their_layers_products(gemma: tuple[Made, Path], tmp_path: Path) -> None:
     from quintet.model_loader.gguf_weights import entries
 
     original, files = gemma
@@ -179,6 +180,8 @@ def test_quantized_encoders_are_read_as_floats(gemma: tuple[Made, Path], tmp_pat
     blocks = dict(entries(write_mmproj(original, tmp_path / "q8.gguf", "gemma3", "Q8_0")))
     assert set(half) == set(blocks) == set(wanted)
     for name, each in wanted.items():
-        for found in (half[name], blocks[name]):
+        of_product = re.search(r"\.layers\.\d+\..*(_proj|fc1)\.weight", name) is not None
+        assert (blocks[name].dtype == torch.uint8) == of_product
+        for found in (half[name], *([] if of_product else [blocks[name]])):
             assert found.shape == each.shape and found.dtype.is_floating_point
             assert (found.tensor().float() - each.tensor().float()).abs().max() < 0.02

@@ -76,7 +76,9 @@ def write_text(made: Made, path: Path, renamed: Mapping[str, str] | None = None)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(width)
+    writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(whole["rope_theta"])
     if "mrope_section" in whole:
@@ -188,7 +190,8 @@ def write_mmproj(
                 quantized = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
                 writer.add_tensor(own, quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
             else:
-                writer.add_tensor(own, values.astype(dtype) if values.ndim > 1 and dtype != "Q8_0" else values)
+                narrow = values.ndim > 1 and dtype != "Q8_0" and "embd.weight" not in own.replace("patch_embd", "")
+                writer.add_tensor(own, values.astype(dtype) if narrow else values)
     return _written(writer, path)
 
 
