@@ -119,8 +119,8 @@ void unit(const DeltaCall& c, long first, long last) {
     }
 }
 
-template <typename E>
-void delta(const DeltaCall& c, long first, long last) {
+template <typename E, bool ByChannel>
+void deltas(const DeltaCall& c, long first, long last) {
     const float* const kept = c.steps + c.tokens * c.heads;
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / c.heads);
@@ -146,29 +146,36 @@ void delta(const DeltaCall& c, long first, long last) {
                     });
                 }
                 for (long t = from; t < until; ++t) {
-                    const Floats decay = splat(kept[t * c.heads + head]);
+                    const float* const decays = kept + (t * c.heads + head) * (ByChannel ? c.width : 1);
+                    const Floats same = splat(*decays);
+                    const auto decay = [=](long i, long count) { return ByChannel ? load_some(decays + i, count) : same; };
                     const float* const q = c.units + (t * c.groups + group) * c.width;
                     const float* const k = q + c.tokens * c.groups * c.width;
                     const float found = sum_of(c.width, [=](long i, long count, Floats s) {
-                        return fma(load_some(row + i, count) * decay, load_some(k + i, count), s);
+                        return fma(load_some(row + i, count) * decay(i, count), load_some(k + i, count), s);
                     });
                     const float value = one(as<E>(c.v, t * c.v_stride + head * c.values + p));
                     const float given = (value - found) * c.steps[t * c.heads + head];
                     const Floats missing = splat(given);
                     const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
-                        const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay);
+                        const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay(i, count));
                         store_some(row + i, h, count);
                         return fma(h, load_some(q + i, count), s);
                     });
                     c.out[(t * c.heads + head) * c.values + p] = sum;
                     if (!drafts) continue;
                     float* const update = update_of(c.state + at.write * c.unit, t - from, c.heads, head, c.values, c.width);
-                    update[0] = kept[t * c.heads + head], update[1 + p] = given;
+                    update[0] = *decays, update[1 + p] = given;
                     if (!p) widened(update + 1 + c.values, k, c.width);
                 }
             }
         }
     }
+}
+
+template <typename E>
+void delta(const DeltaCall& c, long first, long last) {
+    return c.by_channel ? deltas<E, true>(c, first, last) : deltas<E, false>(c, first, last);
 }
 
 template <typename E>

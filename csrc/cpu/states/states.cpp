@@ -102,10 +102,13 @@ void selective_scan(const SelectiveCall& c) {
 void delta_rule(const DeltaCall& c) {
     check(c.rows);
     float* const kept = c.steps + c.tokens * c.heads;
-    for_heads(c.tokens, c.heads, [&](long t, long h, long at) {
-        c.steps[at] = 1.0F / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
-        const float step = softplus(number(c.forget, t * c.forget_stride + h, c.type) + c.dt_bias[h]);
-        kept[at] = std::exp(-std::exp(c.a_log[h]) * step);
+    const long decays = c.by_channel ? c.width : 1;
+    for_heads(c.tokens, c.heads * decays, [&](long t, long place, long at) {
+        const long h = place / decays;
+        const float gate = number(c.forget, t * c.forget_stride + place, c.type) + c.dt_bias[place], rate = std::exp(c.a_log[h]);
+        kept[at] = std::exp(c.lower_bound < 0 ? c.lower_bound / (1.0F + std::exp(-(rate * gate))) : -rate * softplus(gate));
+        if (place % decays) return;
+        c.steps[t * c.heads + h] = 1.0F / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
     });
     const auto unit = QUINTET_KERNELS(kStates).unit[c.type], kernel = QUINTET_KERNELS(kStates).delta[c.type];
     for_rows(c.tokens * c.groups, c.width * 16, [&](long first, long last) { unit(c, first, last); });

@@ -91,6 +91,14 @@ def delta(heads: int, groups: int, values: int, width: int, dtype: torch.dtype) 
     return (turns, scan), randn(4, heads, values, width, dtype=torch.float32), ()
 
 
+def kimi(heads: int, values: int, width: int, bound: float, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    q, k, forget = (randn(TOKENS, heads, width, dtype=dtype) for _ in range(3))
+    v, learn = randn(TOKENS, heads, values, dtype=dtype), randn(TOKENS, heads, dtype=dtype)
+    scan = ScanWeights(*(randn(*size, dtype=torch.float32, scale=0.5) for size in ((heads,), (heads, width))))
+    state = randn(4, heads, values, width, dtype=torch.float32)
+    return (DeltaRuleInputs(q, k, v, forget, learn), scan), state, (bound,)
+
+
 def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Settings]]]:
     """Around the vectors of any instruction set, and more numbers than registers hold."""
     torch.manual_seed(0)
@@ -105,6 +113,8 @@ def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Setti
         "taps": ("short_conv", conv(200, 4, False, dtype)),
         "gated taps": ("short_conv", conv(67, 3, True, dtype)),
         "delta": ("delta_rule", delta(4, 2, 24, 40, dtype)),
+        "Kimi": ("kimi_delta_rule", kimi(4, 32, 32, 0.0, dtype)),
+        "Kimi, odd, bounded": ("kimi_delta_rule", kimi(3, 7, 83, -5.0, dtype)),
     }
 
 

@@ -13,6 +13,7 @@ from quintet.ops.states import (
     ScanInputs,
     ScanWeights,
     delta_rule,
+    kimi_delta_rule,
     room_for_drafts,
     selective_scan,
     short_conv,
@@ -113,22 +114,46 @@ def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context
 def _delta_rule(
     turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
+    drafts = room_for_drafts(state, *turns.v.shape[1:], turns.q.shape[2])
+    if drafts and turns.q.shape[2] > MAX_WIDTH:
+        return delta_rule.reference(turns, scan, state, context)
+    return _deltas(turns, scan, state, context, drafts, None)
+
+
+@kimi_delta_rule.provide("native", probe)
+def _kimi_delta_rule(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, lower_bound: float
+) -> tuple[Tensor, Tensor]:
+    return _deltas(turns, scan, state, context, 0, lower_bound)
+
+
+def _deltas(
+    turns: DeltaRuleInputs,
+    scan: ScanWeights,
+    state: Tensor,
+    context: StepContext,
+    drafts: int,
+    lower_bound: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Either delta rule; without a lower_bound, a head has one decay."""
     tokens, groups, width = turns.q.shape
     heads, values = turns.v.shape[1:]
-    drafts = room_for_drafts(state, heads, values, width)
-    if drafts and width > MAX_WIDTH:
-        return delta_rule.reference(turns, scan, state, context)
-    if not _fits(state, (heads, values, width), drafts) or scan.dt_bias is None:
+    by_channel = lower_bound is not None
+    decays = (heads, width) if by_channel else (heads,)
+    if turns.decay.shape[1:] != decays or scan.dt_bias is None or scan.dt_bias.shape != decays:
+        raise ValueError(f"decays {tuple(turns.decay.shape)} and their bias do not fit {heads} heads of {width} numbers")
+    if not _fits(state, (heads, values, width), drafts):
         raise ValueError(f"v {tuple(turns.v.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     _check_alike(turns)
     given = [_tokens(each.flatten(1)) for each in turns]
-    out, steps = empty((tokens, heads, values), torch.float32), empty((2, tokens, heads), torch.float32)
+    out = empty((tokens, heads, values), torch.float32)
+    steps = empty((tokens * heads * (1 + (width if by_channel else 1)),), torch.float32)
     units = empty((2, tokens, groups, width), torch.float32)
     extension().delta_rule(
         kind_of(turns.q.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
         _float(scan.dt_bias), steps.data_ptr(), units.data_ptr(), _kept(state),
         tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, state.stride(0),
-        _rows(state, context, drafts),
+        by_channel, lower_bound or 0.0, _rows(state, context, drafts),
     )  # fmt: skip
     return out, state
 
