@@ -91,6 +91,7 @@ struct DeltaCall {
     long unit;            // numbers from one unit to the next
     bool by_channel;      // each number of a key has a decay; there is no room for drafts
     float lower_bound;    // of the decays' logarithms, below 0; 0: there is none
+    float beta_scale;     // what sigmoid(learn) is multiplied by
     FloatType type;
     StateRows rows;
 };

@@ -108,7 +108,7 @@ void delta_rule(const DeltaCall& c) {
         const float gate = number(c.forget, t * c.forget_stride + place, c.type) + c.dt_bias[place], rate = std::exp(c.a_log[h]);
         kept[at] = std::exp(c.lower_bound < 0 ? c.lower_bound / (1.0F + std::exp(-(rate * gate))) : -rate * softplus(gate));
         if (place % decays) return;
-        c.steps[t * c.heads + h] = 1.0F / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
+        c.steps[t * c.heads + h] = c.beta_scale / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
     });
     const auto unit = QUINTET_KERNELS(kStates).unit[c.type], kernel = QUINTET_KERNELS(kStates).delta[c.type];
     for_rows(c.tokens * c.groups, c.width * 16, [&](long first, long last) { unit(c, first, last); });

@@ -84,13 +84,13 @@ def selective_scan(moves: Any, scan: Any, state: Array, context: Any) -> tuple[A
     return (made if scan.skip is None else made + x[:, :, 0] * scan.skip)[:, :, None], state
 
 
-@serve(spec.delta_rule)
-def delta_rule(turns: Any, scan: Any, state: Array, context: Any) -> tuple[Array, Array]:
+@serve(spec.delta_rule, static=("beta_scale",))
+def delta_rule(turns: Any, scan: Any, state: Array, context: Any, beta_scale: float) -> tuple[Array, Array]:
     """q and k [T, G, D], v [T, H, V] and state [units, H, V, D] -> [T, H, V] float32."""
     q, k, values, forget, learn = (one.astype(jnp.float32) for one in turns)
     each = values.shape[1] // q.shape[1]
     decay = jnp.exp(-jnp.exp(scan.a_log) * _softplus(forget + scan.dt_bias))
-    rate = 1 / (1 + jnp.exp(-learn))
+    rate = beta_scale / (1 + jnp.exp(-learn))
     queries, keys = (one * lax.rsqrt((one * one).sum(-1, keepdims=True) + 1e-6) for one in (q, k))
     queries = queries * q.shape[2] ** -0.5
 
