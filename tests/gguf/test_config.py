@@ -135,7 +135,7 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said", "why"),
     [
-        ("llama", {"architecture": "rwkv7"}, "'rwkv7', which quintet does not read from GGUF; it reads afmoe, "),
+        ("llama", {"architecture": "dbrx"}, "'dbrx', which quintet does not read from GGUF; it reads afmoe, "),
         ("llama", {"architecture": None}, "'None'"),
         ("llama", {"architecture": "qwen4"}, r"'qwen4', which .* from GGUF \(the nearest is 'qwen3'\)"),
         (

@@ -121,6 +121,7 @@ struct StateKernels {  // each for units first..last-1
     OfTypes<void (*)(const SpaceCall& call, long first, long last)> space;  // request * heads + head
     OfTypes<void (*)(const SelectiveCall& call, long first, long last)> sides;  // tokens: fills sides
     OfTypes<void (*)(const SelectiveCall& call, long first, long last)> selective;  // as those of conv
+    OfTypes<void (*)(const DeltaCall& call, long first, long last)> rates;  // tokens: fills steps
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> unit;   // token * groups + group
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> delta;  // request * heads + head
     OfTypes<void (*)(const GatedNormCall& call, long first, long last)> norm;  // token * pieces + piece

@@ -100,6 +100,30 @@ void conv(const ConvCall& c, long first, long last) {
 }
 
 template <typename E>
+void rates(const DeltaCall& c, long first, long last) {
+    const long decays = c.by_channel ? c.width : 1;
+    for (long t = first; t < last; ++t) {
+        const E* const learn = as<E>(c.learn, t * c.learn_stride);
+        const E* const forget = as<E>(c.forget, t * c.forget_stride);
+        float* const kept = c.steps + (c.tokens + t * decays) * c.heads;
+        for_vectors(c.heads, [&](long h, long some) {
+            store_some(c.steps + t * c.heads + h, c.beta_scale * sigmoid_of(load_some(learn + h, some)), some);
+        });
+        const auto fade = [&](long at, long some, Floats rate) {
+            const Floats gate = load_some(forget + at, some) + load_some(c.dt_bias + at, some);
+            const bool bounded = c.lower_bound < 0.0F;
+            store_some(kept + at, exp_of(bounded ? c.lower_bound * sigmoid_of(rate * gate) : -(rate * softplus_of(gate))), some);
+        };
+        for (long h = 0; c.by_channel && h < c.heads; ++h) {
+            const Floats rate = power_of(splat(c.a_log[h]));
+            for_vectors(c.width, [&](long i, long some) { fade(h * c.width + i, some, rate); });
+        }
+        if (c.by_channel) continue;
+        for_vectors(c.heads, [&](long h, long some) { fade(h, some, power_of(load_some(c.a_log + h, some))); });
+    }
+}
+
+template <typename E>
 void unit(const DeltaCall& c, long first, long last) {
     for (long row = first; row < last; ++row) {
         const long token = row / c.groups, group = row % c.groups;
@@ -223,5 +247,6 @@ void sigmoid(const SigmoidCall& c, long first, long last) {
 #define QUINTET_STATE_KERNEL(name) {{name<float>, name<Bfloat16>, name<Float16>}}
 #define QUINTET_STATE_KERNELS                                                                              \
     {QUINTET_STATE_KERNEL(conv),      QUINTET_STATE_KERNEL(moves), QUINTET_STATE_KERNEL(space),           \
-     QUINTET_STATE_KERNEL(sides),     QUINTET_STATE_KERNEL(selective), QUINTET_STATE_KERNEL(unit),        \
-     QUINTET_STATE_KERNEL(delta),     QUINTET_STATE_KERNEL(gated_piece), QUINTET_STATE_KERNEL(sigmoid)}
+     QUINTET_STATE_KERNEL(sides),     QUINTET_STATE_KERNEL(selective), QUINTET_STATE_KERNEL(rates),       \
+     QUINTET_STATE_KERNEL(unit),      QUINTET_STATE_KERNEL(delta), QUINTET_STATE_KERNEL(gated_piece), \
+     QUINTET_STATE_KERNEL(sigmoid)}

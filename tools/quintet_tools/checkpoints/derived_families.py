@@ -66,6 +66,8 @@ OLMO_ROTARY = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": True,
     "linear_allow_neg_eigval": False, "linear_num_key_heads": 6, "linear_conv_kernel_dim": 3,
 }  # fmt: skip
+MODERN = {**PLAIN, "num_hidden_layers": 4, "local_attention": 2 * WINDOW, "tie_word_embeddings": True}
+MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
     "conv_L_cache": 7,
@@ -310,6 +312,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "ministral3": {"plain": {**HEAD, "sliding_window": None, "rope_parameters": GROWING}},
     "mpt": {"plain": MPT, "clipped": {**MPT, "n_heads": 4, "attn_config": {"clip_qkv": 0.5}}},
     "nanochat": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "final_logit_softcapping": None}},
+    "modernbert-decoder": {"plain": MODERN, "biased": {**MODERN, **MODERN_BIASED, "tie_word_embeddings": False}},
     "nemotron": {"biased": {**HALF, "attention_bias": True, "mlp_bias": True}},
     "olmo": {"clipped": {**PLAIN, "clip_qkv": 0.5}},
     "olmo3": {"plain": MIXED},
@@ -324,6 +327,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "starcoder2": {"plain": WINDOWS},
     "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
+    "axk2": {"plain": {**PLAIN, **GROUPED, **SPARSE, "gated_norm_rank": 5, "index_topk": LENGTH}},
     "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
     "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},
