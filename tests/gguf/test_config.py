@@ -67,6 +67,7 @@ UNREAD_OF = {
     "bailingmoe2": {"layer_output_norm"},
     "bert": {"output_norm", "cls", "cls.output"},
     "jina-bert-v2": {"cls"},
+    "jina-bert-v3": {"output_norm"},
     "modern-bert": {"cls", "cls.output", "cls.norm"},
     "nomic-bert": {"position_embd", "output_norm"},
     "nomic-bert-moe": {"output_norm"},
@@ -74,6 +75,7 @@ UNREAD_OF = {
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},
     "qwen3next": {"ssm_in"},  # of the first files: see test_gguf.py
+    "plamo2": {"attn_q", "attn_k", "ffn_gate"},
     "mpt": {"ffn", "attn_q_norm", "attn_k_norm", "position_embd"},
     "phi2": {"ffn_norm"},
 }

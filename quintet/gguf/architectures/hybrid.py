@@ -283,13 +283,13 @@ _PLAMO2 = {
     "attn_qkv": "mixer.qkv_proj", "attn_q_norm": "mixer.q_norm", "attn_k_norm": "mixer.k_norm",
     "attn_output": "mixer.o_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj",
     "ssm_in": "mixer.in_proj", "ssm_x": "mixer.bcdt_proj", "ssm_dt": "mixer.dt_proj", "ssm_out": "mixer.out_proj",
-    "ssm_dt_norm": "mixer.dt_norm", "ssm_b_norm": "mixer.B_norm", "ssm_c_norm": "mixer.C_norm",
 }  # fmt: skip
-_PLAMO2_NORMS = {
+_PLAMO2_NORMS = {  # those without ".weight" have none in the file
+    **{f"mixer.{x}_norm.weight": Computed("same", (f"ssm_{x.lower()}_norm",)) for x in ("B", "C", "dt")},
     "pre_mixer_norm.weight": Computed("less_one", ("attn_norm.weight",)),
-    "post_mixer_norm.weight": Computed("less_fifth", ("post_attention_norm.weight",)),
+    "post_mixer_norm.weight": Computed("less_fifth", ("post_attention_norm",)),
     "pre_mlp_norm.weight": Computed("less_one", ("ffn_norm.weight",)),
-    "post_mlp_norm.weight": Computed("less_root_of_fifths", ("post_ffw_norm.weight",)),
+    "post_mlp_norm.weight": Computed("less_root_of_fifths", ("post_ffw_norm",)),
     "/model.norm.weight": Computed("less_one", ("output_norm.weight",)),
 }
 _RWKV7 = {
