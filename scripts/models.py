@@ -96,6 +96,7 @@ ALSO = {
     "m2m_100": "NLLB-200, its dense sizes",
     "marian": "Helsinki-NLP's OPUS-MT",
     "mbart": "mBART-50",
+    "modernbert-decoder": "Ettin's decoders (Weller et al. 2025)",
     "moonshine": "tiny and base, in all languages; not the streaming models ([speech.md](speech.md#moonshine))",
     "whisper": "all sizes, `.en`; CTranslate2's folders and whisper.cpp's files, too ([speech.md](speech.md))",
     "qwen2": "QwQ, DeepSeek-R1-Distill-Qwen",

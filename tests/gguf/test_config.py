@@ -146,6 +146,8 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
             r"encoder of images or audio of a model \(mmproj\).*give the model's own file, .* this one as mmproj",
         ),
         ("llama", {"embedding_length": None}, "llama.embedding_length is None"),
+        ("kimi-linear", {"kda__head_dim": None}, "kimi-linear.kda.head_dim is None"),
+        ("rwkv7", {"attention__gate_lora_rank": 0}, "gate_lora_rank is 0, not a whole number from 1"),
         ("llama", {"block_count": -1}, "block_count is -1, not a whole number from 1"),
         ("llama", {"attention__head_count": "4"}, "head_count is '4', not a whole number"),
         ("llama", {"attention__layer_norm_rms_epsilon": float("nan")}, "not a number"),

@@ -66,7 +66,7 @@ OLMO_ROTARY = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": True,
     "linear_allow_neg_eigval": False, "linear_num_key_heads": 6, "linear_conv_kernel_dim": 3,
 }  # fmt: skip
-MODERN = {**PLAIN, "num_hidden_layers": 4, "local_attention": 2 * WINDOW, "tie_word_embeddings": True}
+MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
