@@ -116,7 +116,8 @@ def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context
 def _delta_rule(
     turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, beta_scale: float
 ) -> tuple[Tensor, Tensor]:
-    drafts = room_for_drafts(state, *turns.v.shape[1:], turns.q.shape[2])
+    _, heads, values = turns.v.shape
+    drafts = room_for_drafts(state, heads, values, turns.q.shape[2])
     if drafts and turns.q.shape[2] > MAX_WIDTH:
         return delta_rule.reference(turns, scan, state, context, beta_scale)
     return _deltas(turns, scan, state, context, DeltaKind(drafts, beta_scale=beta_scale))
