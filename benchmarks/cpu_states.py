@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.cpu_small import alternate
 from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops import Op
-from quintet.ops.states import ScanInputs, ScanWeights
+from quintet.ops.states import DeltaRuleInputs, ScanInputs, ScanWeights
 from quintet.platforms.cpu.ops import states as native_states
 
 Call = tuple[str, str, tuple[Any, ...]]  # of which model, op, arguments
@@ -47,10 +47,21 @@ def space(heads: int, dim: int, width: int, requests: int, tokens: int) -> tuple
     return moves, ScanWeights(*(torch.zeros(heads) for _ in range(3))), state, context(requests, tokens), 0.0
 
 
+def delta(heads: int, groups: int, dim: int, requests: int, tokens: int, by_channel: bool = False) -> tuple[Any, ...]:
+    total, decays = requests * tokens, (heads, dim) if by_channel else (heads,)
+    sizes = ((groups, dim), (groups, dim), (heads, dim), decays, (heads,))
+    turns = DeltaRuleInputs(*(torch.randn(total, *size).bfloat16() for size in sizes))
+    state = torch.zeros(2 * requests + 1, heads, dim, dim)
+    scan = ScanWeights(torch.zeros(heads), torch.zeros(decays))
+    return turns, scan, state, context(requests, tokens), 0.0 if by_channel else 1.0
+
+
 def calls(requests: int, tokens: int) -> Iterator[Call]:
     yield "Mamba-130M", "selective_scan", selective(1536, 16, requests, tokens)
     yield "Jamba 1.5 Mini", "selective_scan", selective(8192, 16, requests, tokens)
     yield "Granite-4-H-1B", "state_space", space(48, 64, 128, requests, tokens)
+    yield "Qwen3-Next-80B", "delta_rule", delta(32, 16, 128, requests, tokens)
+    yield "Kimi-Linear-48B", "kimi_delta_rule", delta(32, 32, 128, requests, tokens, by_channel=True)
 
 
 def main() -> None:

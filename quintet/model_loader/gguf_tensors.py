@@ -245,7 +245,7 @@ def _first_less_second(model: GGUFModel, x: Tensor) -> Tensor:
 
 def _one_channel(model: GGUFModel, x: Tensor) -> Tensor:
     """[D, K] of a convolution of single channels -> [D, 1, K]."""
-    return x.reshape(x.shape[0], 1, x.shape[-1])
+    return x.reshape(-1, 1, x.shape[-1])
 
 
 def _log_of_negative(model: GGUFModel, x: Tensor) -> Tensor:
@@ -259,8 +259,13 @@ def _latent_kv(model: GGUFModel, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([k.transpose(1, 2), v], 1).flatten(0, 1)
 
 
-def _less_one(model: GGUFModel, x: Tensor) -> Tensor:
-    return x.float() - 1
+def _less(model: GGUFModel, x: Tensor, amount: float) -> Tensor:
+    return x.float() - amount
+
+
+def _by_head(model: GGUFModel, x: Tensor) -> Tensor:
+    """[H D] of RWKV-7 -> [H, D]."""
+    return x.reshape(-1, model.required_number("wkv.head_size"))
 
 
 def _rows(model: GGUFModel, *parts: Tensor) -> Tensor:
@@ -312,9 +317,12 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "one_channel": _one_channel,
     "log_of_negative": _log_of_negative,
     "latent_kv": _latent_kv,
-    **{f"part {index}": functools.partial(_part, index=index) for index in range(3)},
+    **{f"part {index}": functools.partial(_part, index=index) for index in range(6)},
     **{f"rates_{name}": functools.partial(_rates, index=index) for index, name in enumerate("ba")},
-    "less_one": _less_one,
+    "less_one": functools.partial(_less, amount=1.0),
+    "less_fifth": functools.partial(_less, amount=1 / 5),
+    "less_root_of_fifths": functools.partial(_less, amount=1 / 5**1.5),
+    "by_head": _by_head,
     "rows": _rows,
     "frames": _frames,
     "one_batch": _one_batch,

@@ -19,7 +19,8 @@ def is_tied(tensors: Mapping[str, StoredTensor], configs: Iterable[Any]) -> bool
     """Returns whether a model's head is its token embedding, by its files; None if they leave it to config.json.
     `configs`: the text model's, and its wrapper's; either may say that the two are tied."""
     tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    if not any(name.startswith(HEAD) and not name.endswith(".bias") for name in tensors):
+    own = [name.removeprefix(HEAD) for name in tensors if name.startswith(HEAD)]
+    if all("." in part or part == "bias" for part in own):  # what has a dot is of a layer before the head's product
         return tied or None
     if not tied:
         return False

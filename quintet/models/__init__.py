@@ -33,6 +33,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "m2m_100": "bart",
     "marian": "bart",
     "mbart": "bart",
+    "modernbert-decoder": "modernbert_decoder",
     "new": "gte",
     "nomic_bert_moe": "nomic_bert",
     "pegasus": "bart",
@@ -78,8 +79,9 @@ def added() -> Mapping[str, str | type]:
 
 def families() -> list[str]:
     """The model types that can be loaded, and architectures that were added, sorted."""
-    files = [m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg]
-    return sorted({*files, *_ALIASES, *added()})
+    files = {m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg}
+    dashed = {file for kind, file in _ALIASES.items() if "-" in kind and kind.replace("-", "_") == file}
+    return sorted({*(files - dashed), *_ALIASES, *added()})
 
 
 def built_in(kind: str) -> str | None:

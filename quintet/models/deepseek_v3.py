@@ -17,6 +17,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
     """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)
+    latent_attention: ClassVar[type[LatentAttention]] = LatentAttention
     # entries of DeepSeek's own code that transformers does not read -> what its classes compute
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
@@ -36,7 +37,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         assert rotary is not None
-        return LatentAttention(build, MLASizes.from_config(config), rotary)
+        return self.latent_attention(build, MLASizes.from_config(config), rotary)
 
     def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return super()._mlp(config, build, index) if dense(config, index) else MoE(build, self.mixture(config))

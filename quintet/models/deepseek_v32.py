@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.indexer import IndexerSizes, TokenIndexer
-from quintet.layers.attention.mla import LatentAttention, MLASizes
+from quintet.layers.attention.mla import MLASizes
 from quintet.layers.build import BuildContext
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
@@ -27,8 +27,9 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
                 "pipeline stages do not hand on, and the first has one; leave pipeline_parallel_size out, or set "
                 f"max_model_len to {config.index_topk} or less"
             )
-        dense = [index < config.first_k_dense_replace for index in range(config.num_hidden_layers)]
-        if list(config.mlp_layer_types) != ["dense" if each else "sparse" for each in dense]:
+        first = getattr(config, "first_k_dense_replace", None)
+        dense = [first is None or index < first for index in range(config.num_hidden_layers)]
+        if first is not None and list(config.mlp_layer_types) != ["dense" if each else "sparse" for each in dense]:
             raise ValueError(
                 f"mlp_layer_types is {config.mlp_layer_types}, and {config.model_type} here has "
                 f"{config.first_k_dense_replace} dense layers (first_k_dense_replace) before all others"
@@ -48,7 +49,7 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
         if self._indexers(config)[index] == "full":
             turn = rotary if config.model_type == "glm_moe_dsa" else self._of_indexers
             indexer = TokenIndexer(build, IndexerSizes.from_config(config), turn)
-        return LatentAttention(build, MLASizes.from_config(config), rotary, config.index_topk, indexer)
+        return self.latent_attention(build, MLASizes.from_config(config), rotary, config.index_topk, indexer)
 
     @staticmethod
     def _indexers(config: Any) -> list[str]:

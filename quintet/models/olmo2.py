@@ -20,26 +20,25 @@ class Olmo2ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
+        self._attend = self._attending(config, build)
+        self.model = DecoderTrunk(config, build, self._block)
+        self.lm_head = LMHead.from_config(build, config)
+
+    def _block(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
-        biased, attend = config.attention_bias, self._attending(config, build)
-
-        def block(config: Any, build: BuildContext, index: int) -> PostNormBlock:
-            window, rotary = attend(index)
-            shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased, window=window)
-            attention = SelfAttention(build, shape, rotary)
-            attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
-            attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
-            parts = {
-                "self_attn": attention,
-                "post_attention_layernorm": norm(),
-                "mlp": self._feed(config, build),
-                "post_feedforward_layernorm": norm(),
-            }
-            return PostNormBlock(build, parts)
-
-        self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.from_config(build, config)
+        biased, (window, rotary) = config.attention_bias, self._attend(index)
+        shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased, window=window)
+        attention = SelfAttention(build, shape, rotary)
+        attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
+        attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
+        parts = {
+            "self_attn": attention,
+            "post_attention_layernorm": norm(),
+            "mlp": self._feed(config, build),
+            "post_feedforward_layernorm": norm(),
+        }
+        return PostNormBlock(build, parts)
 
     def _feed(self, config: Any, build: BuildContext) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)

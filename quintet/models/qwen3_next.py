@@ -12,7 +12,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import SharedMoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.layers.ssm.delta_net import DeltaNet, DeltaNetSizes, GatedAttention
+from quintet.layers.ssm.delta_net import QWEN3_5, DeltaNet, DeltaNetSizes, GatedAttention
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
@@ -33,7 +33,7 @@ class Qwen3NextForCausalLM(CausalLM):
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
-                mixer = DeltaNet(build, deltas(config), separate_tensors=config.model_type != "qwen3_next")
+                mixer = DeltaNet(build, deltas(config), None if config.model_type == "qwen3_next" else QWEN3_5)
             else:
                 mixer = attention(config, build, rotary)
             mlp: nn.Module

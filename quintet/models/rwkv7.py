@@ -86,6 +86,7 @@ class RWKV7ForCausalLM(CausalLM):
     """Attention in some layers, and values wider than keys, are refused."""
 
     renamed_tensors = RENAMED
+    ignored_tensors = (*CausalLM.ignored_tensors, r"model\.layers\.0\.attn\.v_lora\..*")  # some files have one
     model: RWKV7Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:

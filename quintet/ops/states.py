@@ -172,15 +172,17 @@ class DeltaRuleInputs(NamedTuple):
 
 
 @Op
-def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def delta_rule(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, beta_scale: float
+) -> tuple[Tensor, Tensor]:
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
 
     Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
-    S = S + sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32, or flat units with drafts.
+    S = S + beta_scale sigmoid(learn) (v - S k) k', o = S q. state [units, H, V, D] float32, or flat units with drafts.
     """
     assert scan.dt_bias is not None, "it forgets by a bias"
     decay = torch.exp(-torch.exp(scan.a_log) * _softplus(turns.decay.float() + scan.dt_bias))  # [T, H]
-    return _update_by_delta(turns, decay[:, :, None], state, context)
+    return _update_by_delta(turns, decay[:, :, None], state, context, beta_scale)
 
 
 @Op
@@ -200,12 +202,12 @@ def kimi_delta_rule(
 
 
 def _update_by_delta(
-    turns: DeltaRuleInputs, decay: Tensor, state: Tensor, context: StepContext
+    turns: DeltaRuleInputs, decay: Tensor, state: Tensor, context: StepContext, beta_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The delta rule with decays [T, H, 1], or [T, H, D] of units without drafts."""
     q, k, v, _, learn = turns
     each = v.shape[1] // q.shape[1]
-    rate, values = _sigmoid(learn.float()), v.float()
+    rate, values = beta_scale * _sigmoid(learn.float()), v.float()
     queries, keys = (_unit(x.float()).repeat_interleave(each, 1) for x in (q, k))
     queries = queries * q.shape[2] ** -0.5
 

@@ -67,6 +67,7 @@ UNREAD_OF = {
     "bailingmoe2": {"layer_output_norm"},
     "bert": {"output_norm", "cls", "cls.output"},
     "jina-bert-v2": {"cls"},
+    "jina-bert-v3": {"output_norm"},
     "modern-bert": {"cls", "cls.output", "cls.norm"},
     "nomic-bert": {"position_embd", "output_norm"},
     "nomic-bert-moe": {"output_norm"},
@@ -74,6 +75,7 @@ UNREAD_OF = {
     "deepseek2": {"attn_k", "attn_v"},
     "lfm2": {"dense_2"},
     "qwen3next": {"ssm_in"},  # of the first files: see test_gguf.py
+    "plamo2": {"attn_q", "attn_k", "ffn_gate"},
     "mpt": {"ffn", "attn_q_norm", "attn_k_norm", "position_embd"},
     "phi2": {"ffn_norm"},
 }
@@ -135,7 +137,7 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said", "why"),
     [
-        ("llama", {"architecture": "rwkv7"}, "'rwkv7', which quintet does not read from GGUF; it reads afmoe, "),
+        ("llama", {"architecture": "dbrx"}, "'dbrx', which quintet does not read from GGUF; it reads afmoe, "),
         ("llama", {"architecture": None}, "'None'"),
         ("llama", {"architecture": "qwen4"}, r"'qwen4', which .* from GGUF \(the nearest is 'qwen3'\)"),
         (
@@ -144,6 +146,8 @@ def test_answers_end_with_what_the_file_says(tmp_path: Path) -> None:
             r"encoder of images or audio of a model \(mmproj\).*give the model's own file, .* this one as mmproj",
         ),
         ("llama", {"embedding_length": None}, "llama.embedding_length is None"),
+        ("kimi-linear", {"kda__head_dim": None}, "kimi-linear.kda.head_dim is None"),
+        ("rwkv7", {"attention__gate_lora_rank": 0}, "gate_lora_rank is 0, not a whole number from 1"),
         ("llama", {"block_count": -1}, "block_count is -1, not a whole number from 1"),
         ("llama", {"attention__head_count": "4"}, "head_count is '4', not a whole number"),
         ("llama", {"attention__layer_norm_rms_epsilon": float("nan")}, "not a number"),

@@ -105,18 +105,20 @@ void selective(int kind, uintptr_t out, uintptr_t x, uintptr_t dt, uintptr_t int
 
 void delta(int kind, uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t forget, uintptr_t learn, uintptr_t a_log,
            uintptr_t dt_bias, uintptr_t steps, uintptr_t units, uintptr_t state, const nb::tuple& strides, long tokens,
-           long heads, long groups, long values, long width, long unit, const nb::tuple& rows) {
+           long heads, long groups, long values, long width, long unit, bool by_channel, float lower_bound, float beta_scale,
+           const nb::tuple& rows) {
     if (strides.size() != 5) throw std::invalid_argument("strides are five numbers");
     const auto stride = [&](size_t place) { return nb::cast<long>(strides[place]); };
     const DeltaCall call = {at<float>(out), at(q), at(k), at(v), at(forget), at(learn), at<const float>(a_log),
                             at<const float>(dt_bias), at<float>(steps), at<float>(units), at<float>(state), stride(0),
-                            stride(1), stride(2), stride(3), stride(4), tokens, heads, groups, values, width, unit, type_of(kind),
-                            rows_of(rows)};
+                            stride(1), stride(2), stride(3), stride(4), tokens, heads, groups, values, width, unit, by_channel, lower_bound,
+                            beta_scale, type_of(kind), rows_of(rows)};
     at_least("tokens", tokens, 0);
     at_least("values", values, 1);
     at_least("width", width, 1);
     divided(heads, groups);
     at_least("unit", unit, unit_size(call.rows, heads, values, width));
+    if (by_channel && call.rows.drafts) throw std::invalid_argument("states with a decay for each channel have no drafts");
     if (call.rows.drafts && width > kMostWidth)
         throw std::invalid_argument("a row of a state with drafts has " + std::to_string(kMostWidth) + " numbers at most");
     const nb::gil_scoped_release released;
@@ -165,9 +167,9 @@ void bind_states(nb::module_& m) {
     m.def("delta_rule", &delta, nb::arg("kind"), nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("forget"),
           nb::arg("learn"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("steps"), nb::arg("units"), nb::arg("state"),
           nb::arg("strides"), nb::arg("tokens"), nb::arg("heads"), nb::arg("groups"), nb::arg("values"), nb::arg("width"),
-          nb::arg("unit"), nb::arg("rows"),
-          "Of q, k, v, forget and learn, whose strides come in this order; steps, and units [2, tokens, groups, width], are "
-          "scratch in float32.");
+          nb::arg("unit"), nb::arg("by_channel"), nb::arg("lower_bound"), nb::arg("beta_scale"), nb::arg("rows"),
+          "Of q, k, v, forget and learn, whose strides come in this order; steps, [tokens, heads] and as many as forget, and "
+          "units [2, tokens, groups, width], are scratch in float32. by_channel: forget and dt_bias have numbers of a key each.");
     m.def("gated_norm", &norm, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("gate"), nb::arg("weight"),
           nb::arg("gate_stride"), nb::arg("tokens"), nb::arg("pieces"), nb::arg("width"), nb::arg("weights"), nb::arg("eps"),
           nb::arg("after"), "Of x, float32 and contiguous; a weight of 0 is none.");

@@ -80,15 +80,18 @@ struct DeltaCall {
     const void* q;        // [tokens, groups, width]
     const void* k;        // [tokens, groups, width]
     const void* v;        // [tokens, heads, values]
-    const void* forget;   // [tokens, heads]
+    const void* forget;   // [tokens, heads], or by_channel [tokens, heads, width]
     const void* learn;    // [tokens, heads]
-    const float *a_log, *dt_bias;  // [heads]
-    float* steps;         // [2, tokens, heads]: the rate of learning, and what of a state stays
+    const float *a_log, *dt_bias;  // [heads]; dt_bias by_channel [heads, width]
+    float* steps;         // [tokens, heads], the rate of learning; then what of a state stays, as large as forget
     float* units;         // [2, tokens, groups, width]: q and k of length 1, q divided by the root of the width
     float* state;         // [units, heads, values, width], and what drafts do to it
     long q_stride, k_stride, v_stride, forget_stride, learn_stride;
     long tokens, heads, groups, values, width;
     long unit;            // numbers from one unit to the next
+    bool by_channel;      // each number of a key has a decay; there is no room for drafts
+    float lower_bound;    // of the decays' logarithms, below 0; 0: there is none
+    float beta_scale;     // what sigmoid(learn) is multiplied by
     FloatType type;
     StateRows rows;
 };
@@ -118,6 +121,7 @@ struct StateKernels {  // each for units first..last-1
     OfTypes<void (*)(const SpaceCall& call, long first, long last)> space;  // request * heads + head
     OfTypes<void (*)(const SelectiveCall& call, long first, long last)> sides;  // tokens: fills sides
     OfTypes<void (*)(const SelectiveCall& call, long first, long last)> selective;  // as those of conv
+    OfTypes<void (*)(const DeltaCall& call, long first, long last)> rates;  // tokens: fills steps
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> unit;   // token * groups + group
     OfTypes<void (*)(const DeltaCall& call, long first, long last)> delta;  // request * heads + head
     OfTypes<void (*)(const GatedNormCall& call, long first, long last)> norm;  // token * pieces + piece

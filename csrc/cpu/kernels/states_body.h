@@ -100,6 +100,30 @@ void conv(const ConvCall& c, long first, long last) {
 }
 
 template <typename E>
+void rates(const DeltaCall& c, long first, long last) {
+    const long decays = c.by_channel ? c.width : 1;
+    for (long t = first; t < last; ++t) {
+        const E* const learn = as<E>(c.learn, t * c.learn_stride);
+        const E* const forget = as<E>(c.forget, t * c.forget_stride);
+        float* const kept = c.steps + (c.tokens + t * decays) * c.heads;
+        for_vectors(c.heads, [&](long h, long some) {
+            store_some(c.steps + t * c.heads + h, c.beta_scale * sigmoid_of(load_some(learn + h, some)), some);
+        });
+        const auto fade = [&](long at, long some, Floats rate) {
+            const Floats gate = load_some(forget + at, some) + load_some(c.dt_bias + at, some);
+            const bool bounded = c.lower_bound < 0.0F;
+            store_some(kept + at, exp_of(bounded ? c.lower_bound * sigmoid_of(rate * gate) : -(rate * softplus_of(gate))), some);
+        };
+        for (long h = 0; c.by_channel && h < c.heads; ++h) {
+            const Floats rate = power_of(splat(c.a_log[h]));
+            for_vectors(c.width, [&](long i, long some) { fade(h * c.width + i, some, rate); });
+        }
+        if (c.by_channel) continue;
+        for_vectors(c.heads, [&](long h, long some) { fade(h, some, power_of(load_some(c.a_log + h, some))); });
+    }
+}
+
+template <typename E>
 void unit(const DeltaCall& c, long first, long last) {
     for (long row = first; row < last; ++row) {
         const long token = row / c.groups, group = row % c.groups;
@@ -119,8 +143,8 @@ void unit(const DeltaCall& c, long first, long last) {
     }
 }
 
-template <typename E>
-void delta(const DeltaCall& c, long first, long last) {
+template <typename E, bool ByChannel>
+void deltas(const DeltaCall& c, long first, long last) {
     const float* const kept = c.steps + c.tokens * c.heads;
     for (long unit = first; unit < last; ++unit) {
         const Stretch at = stretch_of(c.rows, unit / c.heads);
@@ -146,29 +170,36 @@ void delta(const DeltaCall& c, long first, long last) {
                     });
                 }
                 for (long t = from; t < until; ++t) {
-                    const Floats decay = splat(kept[t * c.heads + head]);
+                    const float* const decays = kept + (t * c.heads + head) * (ByChannel ? c.width : 1);
+                    const Floats same = splat(*decays);
+                    const auto decay = [=](long i, long count) { return ByChannel ? load_some(decays + i, count) : same; };
                     const float* const q = c.units + (t * c.groups + group) * c.width;
                     const float* const k = q + c.tokens * c.groups * c.width;
                     const float found = sum_of(c.width, [=](long i, long count, Floats s) {
-                        return fma(load_some(row + i, count) * decay, load_some(k + i, count), s);
+                        return fma(load_some(row + i, count) * decay(i, count), load_some(k + i, count), s);
                     });
                     const float value = one(as<E>(c.v, t * c.v_stride + head * c.values + p));
                     const float given = (value - found) * c.steps[t * c.heads + head];
                     const Floats missing = splat(given);
                     const float sum = sum_of(c.width, [=](long i, long count, Floats s) {
-                        const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay);
+                        const Floats h = fma(missing, load_some(k + i, count), load_some(row + i, count) * decay(i, count));
                         store_some(row + i, h, count);
                         return fma(h, load_some(q + i, count), s);
                     });
                     c.out[(t * c.heads + head) * c.values + p] = sum;
                     if (!drafts) continue;
                     float* const update = update_of(c.state + at.write * c.unit, t - from, c.heads, head, c.values, c.width);
-                    update[0] = kept[t * c.heads + head], update[1 + p] = given;
+                    update[0] = *decays, update[1 + p] = given;
                     if (!p) widened(update + 1 + c.values, k, c.width);
                 }
             }
         }
     }
+}
+
+template <typename E>
+void delta(const DeltaCall& c, long first, long last) {
+    return c.by_channel ? deltas<E, true>(c, first, last) : deltas<E, false>(c, first, last);
 }
 
 template <typename E>
@@ -216,5 +247,6 @@ void sigmoid(const SigmoidCall& c, long first, long last) {
 #define QUINTET_STATE_KERNEL(name) {{name<float>, name<Bfloat16>, name<Float16>}}
 #define QUINTET_STATE_KERNELS                                                                              \
     {QUINTET_STATE_KERNEL(conv),      QUINTET_STATE_KERNEL(moves), QUINTET_STATE_KERNEL(space),           \
-     QUINTET_STATE_KERNEL(sides),     QUINTET_STATE_KERNEL(selective), QUINTET_STATE_KERNEL(unit),        \
-     QUINTET_STATE_KERNEL(delta),     QUINTET_STATE_KERNEL(gated_piece), QUINTET_STATE_KERNEL(sigmoid)}
+     QUINTET_STATE_KERNEL(sides),     QUINTET_STATE_KERNEL(selective), QUINTET_STATE_KERNEL(rates),       \
+     QUINTET_STATE_KERNEL(unit),      QUINTET_STATE_KERNEL(delta), QUINTET_STATE_KERNEL(gated_piece), \
+     QUINTET_STATE_KERNEL(sigmoid)}

@@ -1,7 +1,5 @@
 #include "cpu/states/states.h"
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 
@@ -31,27 +29,6 @@ void check(const StateRows& rows) {
             throw std::invalid_argument("a request ends before it begins");
         if (rows.drafts) check_drafts(rows, r, units);
     }
-}
-
-float number(const void* x, long at, FloatType type) {
-    if (type == FloatType::float32) return static_cast<const float*>(x)[at];
-    const std::uint32_t bits = static_cast<const std::uint16_t*>(x)[at];
-    if (type == FloatType::bfloat16) return std::bit_cast<float>(bits << 16);
-    const std::uint32_t size = (bits & 0x7FFF) << 13, sign = (bits & 0x8000) << 16;
-    const std::uint32_t special = (bits & 0x7C00) == 0x7C00 ? 0x7F800000U : 0U;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) * 0x1p112F) | special | sign);
-}
-
-float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
-
-// each(token, head, place) for all tokens and heads.
-template <typename Each>
-void for_heads(long tokens, long heads, const Each& each) {
-    for_rows(tokens, heads * 256, [&](long first, long last) {  // an exponential is worth some 64 numbers
-        for (long t = first; t < last; ++t) {
-            for (long h = 0; h < heads; ++h) each(t, h, t * heads + h);
-        }
-    });
 }
 
 constexpr long kPastCaches = 1L << 20;  // bytes of one layer's states: those of all layers are in no cache by the next step
@@ -101,13 +78,10 @@ void selective_scan(const SelectiveCall& c) {
 
 void delta_rule(const DeltaCall& c) {
     check(c.rows);
-    float* const kept = c.steps + c.tokens * c.heads;
-    for_heads(c.tokens, c.heads, [&](long t, long h, long at) {
-        c.steps[at] = 1.0F / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
-        const float step = softplus(number(c.forget, t * c.forget_stride + h, c.type) + c.dt_bias[h]);
-        kept[at] = std::exp(-std::exp(c.a_log[h]) * step);
-    });
-    const auto unit = QUINTET_KERNELS(kStates).unit[c.type], kernel = QUINTET_KERNELS(kStates).delta[c.type];
+    const auto& kernels = QUINTET_KERNELS(kStates);
+    const auto rates = kernels.rates[c.type], unit = kernels.unit[c.type], kernel = kernels.delta[c.type];
+    const long decays = c.heads * (c.by_channel ? c.width : 1);
+    for_rows(c.tokens, (c.heads + decays) * 16, [&](long first, long last) { rates(c, first, last); });
     for_rows(c.tokens * c.groups, c.width * 16, [&](long first, long last) { unit(c, first, last); });
     for_rows(c.rows.requests * c.heads, bytes(c.rows, c.tokens, 2 * c.values * c.width),
              [&](long first, long last) { kernel(c, first, last); });

@@ -91,7 +91,7 @@ def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def delta_rule(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
-    for heads, groups, values, width in ((1, 1, 1, 2), (6, 3, 12, 24), (2, 2, 7, 33)):
+    for heads, groups, values, width, beta_scale in ((1, 1, 1, 2, 1.0), (6, 3, 12, 24, 1.0), (2, 2, 7, 33, 2.0)):
         for counts, units in mixes:
             tokens = sum(counts)
             q, k = (randn(tokens, groups, width, dtype=dtype, scale=size) for size in (1.0, 2.0))
@@ -99,7 +99,8 @@ def delta_rule(dtype: torch.dtype, mixes: Mixes = MIXES) -> Iterator[Case]:
             turns = DeltaRuleInputs(q, k, randn(tokens, heads, values, dtype=dtype), *rates)
             state = _state("delta_rule", (heads, values, width), torch.float32, mixes)
             what = f"{heads} heads of {values} by {width}, {counts} tokens"
-            yield what, (turns, ScanWeights(_heads(heads), _heads(heads)), state, _context(counts, units))
+            scan = ScanWeights(_heads(heads), _heads(heads))
+            yield what, (turns, scan, state, _context(counts, units), beta_scale)
 
 
 def kimi_delta_rule(dtype: torch.dtype) -> Iterator[Case]:

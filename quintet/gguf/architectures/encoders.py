@@ -57,6 +57,12 @@ def _jina_bert(model: GGUFModel) -> Entries:
     }
 
 
+def _jina_v3(model: GGUFModel) -> Entries:
+    """The model without the adapters of its tasks, which llama.cpp's converter writes to files of their own."""
+    rotary = {"rope_parameters": rope(model, base=20000.0)}
+    return {**_encoder(model, "JinaEmbeddingsV3Model"), "hidden_act": "gelu", **rotary}
+
+
 def _has_gate(model: GGUFModel) -> bool:
     """True of the first files of Jina 2, in which both halves of the feed-forward's first matrix are apart."""
     return model.has("blk.0.ffn_gate.weight")
@@ -138,6 +144,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": Architecture("bert", _NAMES, _bert, _COMMON, has_head_dim=False),
     "eurobert": Architecture("eurobert", ArchitectureNames(LLAMA, _EURO_ENDS, "layers"), _euro_bert),
     "jina-bert-v2": Architecture("jina_bert", _jina_names, _jina_bert, _COMMON, has_head_dim=False),
+    "jina-bert-v3": Architecture(
+        "jina_embeddings_v3", ArchitectureNames(_BLOCKS, _ENDS, "layers"), _jina_v3, _COMMON, has_head_dim=False
+    ),
     "modern-bert": Architecture(
         "modernbert",
         _halved(_MODERN, _MODERN_ENDS, ("gate", "up")),

@@ -2,9 +2,17 @@
 
 from collections.abc import Mapping
 
-from quintet.gguf.architectures.architecture import RMS_EPS, SIZES, Architecture, Entries, experts, query_bias
+from quintet.gguf.architectures.architecture import (
+    LAYER_NORM_EPS,
+    RMS_EPS,
+    SIZES,
+    Architecture,
+    Entries,
+    experts,
+    query_bias,
+)
 from quintet.gguf.architectures.llama import multipliers
-from quintet.gguf.architectures.mixtures import grouped
+from quintet.gguf.architectures.mixtures import LATENT, LATENT_COMPUTED, grouped, latent
 from quintet.gguf.architectures.rope import rope
 from quintet.gguf.architectures.tables import EXPERTS, LLAMA, bias_of_choice, state_space
 from quintet.gguf.model import GGUFModel
@@ -169,6 +177,50 @@ def _nemotron_h(model: GGUFModel) -> Entries:
     return entries
 
 
+def _kimi_linear(model: GGUFModel) -> Entries:
+    """Layers with a latent attend. The weights of experts are divided by their sum, as in llama.cpp."""
+    attends = [model.has(f"blk.{index}.attn_kv_a_mqa.weight") for index in range(model.layers)]
+    if all(attends):
+        raise ValueError(f"{model.path}: kimi_linear without layers of Kimi Delta Attention; fetch it again")
+    dim, known = model.required_number("kda.head_dim"), grouped(model)
+    return {
+        **latent(model),
+        **known,
+        "num_local_experts": known.pop("n_routed_experts"),
+        "norm_topk_prob": True,
+        "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
+        "linear_head_dim": dim,
+        "linear_num_heads": model.shape(f"blk.{attends.index(False)}.ssm_f_b.weight")[0] // dim,
+        "linear_conv_kernel_dim": model.required_number("ssm.conv_kernel"),
+    }
+
+
+def _plamo2(model: GGUFModel) -> Entries:
+    """Attention without windows, as llama.cpp computes it: the file has none."""
+    attends = [model.has(f"blk.{index}.attn_qkv.weight") for index in range(model.layers)]
+    places = [index for index, each in enumerate(attends) if each]
+    step = places[1] - places[0] if len(places) > 1 else 2 * places[0] if places else 0
+    if step < 2 or places != list(range(step // 2, model.layers, step)):
+        raise ValueError(f"{model.path}: layers {places[:8]} attend, which are no regular ones, as plamo2's config has")
+    return {
+        "rope_theta": rope(model)["rope_theta"],
+        "hidden_size_per_head": model.head_dim,
+        "mamba_num_heads": model.required_number("ssm.time_step_rank"),
+        "mamba_d_state": model.required_number("ssm.state_size"),
+        "mamba_d_conv": model.required_number("ssm.conv_kernel"),
+        "mamba_step": step,
+        "full_attention_idx": places,
+    }
+
+
+def _rwkv7(model: GGUFModel) -> Entries:
+    ranks = {"decay": "decay", "a": "iclr", "v": "value_residual_mix", "gate": "gate"}
+    return {
+        "head_dim": model.required_number("wkv.head_size"),
+        **{f"{name}_low_rank_dim": model.required_number(f"attention.{key}_lora_rank") for name, key in ranks.items()},
+    }
+
+
 def _granite_names(model: GGUFModel) -> ArchitectureNames:
     """The feed-forward that serves every token is one of the shared experts, where there are others."""
     return _GRANITE_MIXTURE if model.get("expert_count", 0) else _GRANITE_DENSE
@@ -216,6 +268,52 @@ _GRANITE_DENSE, _GRANITE_MIXTURE = (
     )
     for sources in (("ffn_gate", "ffn_up"), ("ffn_gate_shexp", "ffn_up_shexp"))
 )
+_KIMI = {
+    **LLAMA, **LATENT, "ssm_f_a": "self_attn.f_a_proj", "ssm_f_b": "self_attn.f_b_proj",
+    "ssm_g_a": "self_attn.g_a_proj", "ssm_g_b": "self_attn.g_b_proj", "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}  # fmt: skip
+_KIMI_COMPUTED = {
+    **LATENT_COMPUTED,
+    **{f"self_attn.{x}_conv1d.weight": Computed("one_channel", (f"ssm_conv1d_{x}.weight",)) for x in "qkv"},
+    "self_attn.A_log": Computed("log_of_negative", ("ssm_a",)),
+    "self_attn.dt_bias": Computed("same", ("ssm_dt.bias",)),
+}
+_PLAMO2 = {
+    "attn_qkv": "mixer.qkv_proj", "attn_q_norm": "mixer.q_norm", "attn_k_norm": "mixer.k_norm",
+    "attn_output": "mixer.o_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj",
+    "ssm_in": "mixer.in_proj", "ssm_x": "mixer.bcdt_proj", "ssm_dt": "mixer.dt_proj", "ssm_out": "mixer.out_proj",
+}  # fmt: skip
+_PLAMO2_NORMS = {  # those without ".weight" have none in the file
+    **{f"mixer.{x}_norm.weight": Computed("same", (f"ssm_{x.lower()}_norm",)) for x in ("B", "C", "dt")},
+    "pre_mixer_norm.weight": Computed("less_one", ("attn_norm.weight",)),
+    "post_mixer_norm.weight": Computed("less_fifth", ("post_attention_norm",)),
+    "pre_mlp_norm.weight": Computed("less_one", ("ffn_norm.weight",)),
+    "post_mlp_norm.weight": Computed("less_root_of_fifths", ("post_ffw_norm",)),
+    "/model.norm.weight": Computed("less_one", ("output_norm.weight",)),
+}
+_RWKV7 = {
+    "attn_norm": "attn_norm", "attn_norm_2": "ffn_norm", "time_mix_ln": "attn.g_norm",
+    **{f"time_mix_{name}": f"attn.{name[0]}_proj" for name in ("key", "value", "receptance")},
+    "time_mix_output": "attn.o_proj",
+    **{f"time_mix_{x}{n}": f"attn.{x}_lora.lora.{2 * n - 2}" for x in "wavg" for n in (1, 2)},
+    "channel_mix_key": "ffn.key", "channel_mix_value": "ffn.value",
+}  # fmt: skip
+_RWKV7_ENDS = {
+    "token_embd": "model.embeddings", "token_embd_norm": "model.pre_norm", "output_norm": "model.norm",
+    "output": "lm_head",
+}  # fmt: skip
+_RWKV7_COMPUTED = {
+    **{f"attn.{x}_lora.lora.2.bias": Computed("flat", (f"time_mix_{x}0.weight",)) for x in "wav"},
+    **{f"attn.x_{x}": Computed(f"part {at}", ("time_mix_lerp_fused.weight",)) for at, x in enumerate("rwkvag")},
+    **{f"attn.{name}": Computed("flat", (f"time_mix_{name}.weight",)) for name in ("k_k", "k_a")},
+    "attn.r_k": Computed("by_head", ("time_mix_r_k.weight",)),
+    "ffn.x_k": Computed("flat", ("channel_mix_lerp_k.weight",)),
+}
+_RWKV7_SIZES = {
+    "block_count": "num_hidden_layers", "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    LAYER_NORM_EPS: "norm_eps",
+}  # fmt: skip
 _NEMOTRON_SIZES = {key: name for key, name in SIZES.items() if key != "feed_forward_length"}
 _NEMOTRON_SIZES |= {RMS_EPS: "layer_norm_epsilon"}
 _MAMBA_SIZES = {
@@ -237,6 +335,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ArchitectureNames({**_SPACE, **EXPERTS}, computed=state_space("self_attn", version=1)),
         _jamba,
         has_head_dim=False,
+    ),
+    "kimi-linear": Architecture(
+        "kimi_linear", ArchitectureNames(_KIMI, computed=_KIMI_COMPUTED), _kimi_linear, has_head_dim=False
     ),
     "lfm2": Architecture("lfm2", ArchitectureNames(_CONV, _CONV_ENDS, computed=_CONV_WEIGHT), _lfm2, _LFM2_SIZES),
     "lfm2moe": Architecture(
@@ -269,4 +370,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         )
         for name in ("nemotron_h", "nemotron_h_moe")
     },
+    "plamo2": Architecture(
+        "plamo2",
+        ArchitectureNames(
+            _PLAMO2, computed={**state_space("mixer", convolution_bias=False), **_PLAMO2_NORMS}, fused={}
+        ),
+        _plamo2,
+        has_head_dim=False,
+    ),
+    "rwkv7": Architecture(
+        "rwkv7",
+        ArchitectureNames(_RWKV7, _RWKV7_ENDS, computed=_RWKV7_COMPUTED),
+        _rwkv7,
+        _RWKV7_SIZES,
+        has_head_dim=False,
+    ),
 }

@@ -73,28 +73,41 @@ def _has_sigmoid(model: GGUFModel) -> bool:
     return model.in_any_layer("exp_probs_b.bias") or model.get("expert_gating_func") == SIGMOID
 
 
-def _deepseek2(model: GGUFModel) -> Entries:
-    """Keys and values are of one latent; lengths of older files are those of the whole heads."""
+def latent(model: GGUFModel) -> Entries:
+    """Sizes of latent attention; lengths of older files are those of the whole heads."""
     turned = model.required_number("rope.dimension_count")
     key = model.required_number("attention.key_length_mla", model.get("attention.key_length"))
     value = model.required_number("attention.value_length_mla", model.get("attention.value_length"))
     if key <= turned:
         raise ValueError(f"{model.path}: keys have {key} features, and {turned} of them are turned; fetch it again")
-    entries = {
+    return {
         "num_key_value_heads": model.heads,
         "q_lora_rank": model.count("attention.q_lora_rank") or None,
         "kv_lora_rank": model.required_number("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": key - turned,
         "v_head_dim": value,
-        "rope_parameters": latent_rope(model),
         "attention_bias": False,
-        **grouped(model),
     }
+
+
+def _deepseek2(model: GGUFModel) -> Entries:
+    entries = {**latent(model), "rope_parameters": latent_rope(model), **grouped(model)}
     if _has_sigmoid(model):
         return entries | {"rope_interleave": True}
     limited = entries["n_group"] > 1
     return entries | {"topk_method": "group_limited_greedy" if limited else "greedy", "norm_topk_prob": False}
+
+
+def _glm_dsa(model: GGUFModel) -> Entries:
+    """Layers without an indexer see what the last one before chose."""
+    indexed = [model.has(f"blk.{index}.indexer.attn_k.weight") for index in range(model.layers)]
+    sizes = (("n_heads", "head_count"), ("head_dim", "key_length"), ("topk", "top_k"))
+    return {
+        **_deepseek2(model),
+        "indexer_types": ["full" if each else "shared" for each in indexed],
+        **{f"index_{name}": model.required_number(f"attention.indexer.{key}") for name, key in sizes},
+    }
 
 
 def _minicpm3(model: GGUFModel) -> Entries:
@@ -192,7 +205,7 @@ def _exaone_moe(model: GGUFModel) -> Entries:
 
 
 _SHARED = {**LLAMA, **EXPERTS, **SHARED_EXPERTS}
-_LATENT = {
+LATENT = {
     **{name: module for name, module in _SHARED.items() if name not in ("attn_k", "attn_v")},
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -200,6 +213,14 @@ _LATENT = {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
+}
+LATENT_COMPUTED = {
+    **bias_of_choice(_CHOICE),
+    "self_attn.kv_b_proj.weight": Computed("latent_kv", ("attn_k_b.weight", "attn_v_b.weight")),
+}
+_INDEXER = {
+    f"indexer.{name}": f"self_attn.indexer.{module}"
+    for name, module in (("attn_q_b", "wq_b"), ("attn_k", "wk"), ("proj", "weights_proj"), ("k_norm", "k_norm"))
 }
 _BAILING = ArchitectureNames(
     {name: module for name, module in _SHARED.items() if name not in FUSED["attn_qkv"]},
@@ -226,13 +247,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "deepseek2": Architecture(
         _deepseek_kind,
-        ArchitectureNames(
-            _LATENT,
-            computed={
-                **bias_of_choice(_CHOICE),
-                "self_attn.kv_b_proj.weight": Computed("latent_kv", ("attn_k_b.weight", "attn_v_b.weight")),
-            },
-        ),
+        ArchitectureNames(LATENT, computed=LATENT_COMPUTED),
         _deepseek2,
         has_head_dim=False,
     ),
@@ -247,6 +262,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "glm4moe": Architecture(
         "glm4_moe", ArchitectureNames({**_SHARED, **LATER_NORM}, computed=bias_of_choice(_CHOICE)), _glm4_moe
+    ),
+    "glm-dsa": Architecture(
+        "glm_moe_dsa",
+        ArchitectureNames({**LATENT, **_INDEXER}, computed=LATENT_COMPUTED),
+        _glm_dsa,
+        has_head_dim=False,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
@@ -265,7 +286,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ArchitectureNames(MIXTURE.blocks, computed=bias_of_choice("mlp.e_score_correction_bias")),
         _minimax_m2,
     ),
-    "minicpm3": Architecture("minicpm3", ArchitectureNames(_LATENT), _minicpm3, has_head_dim=False),
+    "minicpm3": Architecture("minicpm3", ArchitectureNames(LATENT), _minicpm3, has_head_dim=False),
     "olmoe": Architecture("olmoe", MIXTURE, _olmoe),
     "phimoe": Architecture("phimoe", MIXTURE, _phimoe, has_head_dim=False),
 }

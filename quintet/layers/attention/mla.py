@@ -107,7 +107,7 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(build, shape.kv_lora_rank, EPS)
         self.absorbed = AbsorbedProjections(build, shape, queries)
         self.out = row_parallel(build, queries.times(shape.v_head_dim), ("o_proj", shape.hidden), shape.bias)
-        self._ops = build.ops.take("beside")
+        self._ops = build.ops.take("beside", "sigmoid_gate")
         self.mixing = build.make_mixer(
             AttentionSpec(
                 heads=self._heads,
@@ -127,17 +127,23 @@ class LatentAttention(nn.Module):
         out: Tensor = self.out(self.mix(x, cache))
         return out
 
+    def queries(self, x: Tensor, first: Tensor, cache: StepState) -> tuple[Tensor, Tensor | None]:
+        """The queries [T, H D] of what the first product gives, and gates of the outputs [T, H v_head_dim], if there
+        are any. An indexer chooses by the latent that queries are made of."""
+        if self.q is None or self.q_a_layernorm is None:
+            return first, None
+        latent = self.q_a_layernorm(first)
+        if self.indexer is not None:
+            cache.chosen = self.indexer(x, latent, cache)
+        return self.q(latent), None
+
     def mix(self, x: Tensor, cache: StepState) -> Tensor:
         """x [T, hidden] -> the heads of what attention gives, [T, H v_head_dim]."""
         shape, tokens = self._shape, x.shape[0]
         both, wide = self.inputs(x), shape.kv_lora_rank + shape.qk_rope_head_dim
         first, latent, key = both.split([both.shape[1] - wide, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
-        if self.q is not None and self.q_a_layernorm is not None:
-            first = self.q_a_layernorm(first)
-            if self.indexer is not None:
-                cache.chosen = self.indexer(x, first, cache)
-            first = self.q(first)
-        plain, query = first.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
+        made, gate = self.queries(x, first, cache)
+        plain, query = made.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
             [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1
         )
         if self.rotary is not None:
@@ -151,7 +157,8 @@ class LatentAttention(nn.Module):
             out = self.mixing.attend_chosen(q, k, cache.chosen, cache)
         else:
             out = self.mixing(q, k, None, cache)
-        return self.absorbed.project_values(out).reshape(tokens, -1)
+        out = self.absorbed.project_values(out).reshape(tokens, -1)
+        return out if gate is None else self._ops.sigmoid_gate(out, gate)
 
 
 class AbsorbedProjections(Layer):

@@ -31,16 +31,30 @@ class DeltaNetSizes:
     value_dim: int
     conv_kernel: int  # of the convolution
     eps: float
+    beta_scale: float = 1.0  # 2.0: a state's eigenvalues may be negative
+
+
+@dataclass(frozen=True)
+class SeparateTensors:
+    """Names in a checkpoint that keeps all heads of a kind together."""
+
+    qkv: tuple[str, ...]  # one tensor of all, or three
+    gate: str
+    beta: str
+    decay: str
+
+
+QWEN3_5 = SeparateTensors(("in_proj_qkv",), "in_proj_z", "in_proj_b", "in_proj_a")
+OLMO = SeparateTensors(("q_proj", "k_proj", "v_proj"), "g_proj", "b_proj", "a_proj")
 
 
 class DeltaNet(Layer):
     """x [T, hidden] -> [T, hidden]. Ranks share the heads of values, and those of keys as attention shares KV heads.
 
-    With `apart`, a checkpoint keeps q, k and v in one tensor and the gate, and both rates, each in its own; else all of
-    a key head's stand together.
+    `tensors`: the checkpoint's; None: all of a key head's stand together.
     """
 
-    def __init__(self, build: BuildContext, shape: DeltaNetSizes, separate_tensors: bool) -> None:
+    def __init__(self, build: BuildContext, shape: DeltaNetSizes, tensors: SeparateTensors | None) -> None:
         super().__init__(build)
         if shape.key_heads % build.size:
             raise ValueError(
@@ -52,13 +66,13 @@ class DeltaNet(Layer):
         self._heads, self._keys = heads, keys
         kept, inner = keys.times(shape.key_dim), heads.times(shape.value_dim)
         laid = (
-            _separate_sections(shape, kept, inner, heads)
-            if separate_tensors
+            _separate_sections(tensors, [kept, kept, inner], heads)
+            if tensors
             else _interleaved_sections(shape, build.size)
         )
         self.in_proj = SectionedLinear(build, shape.hidden, laid[0])
         self.rates = SectionedLinear(build, shape.hidden, laid[1])
-        self.conv1d = ShortConv(build, [kept, kept, inner], shape.conv_kernel, bias=False, silu=True)
+        self.conv1d = ShortConv(build, [kept, kept, inner], shape.conv_kernel, silu=True)
         self.norm = GatedNorm(
             build, Shards(shape.value_dim, ((0, shape.value_dim),) * build.size), shape.eps, NORM_BEFORE_GATE
         )
@@ -80,7 +94,10 @@ class DeltaNet(Layer):
         q, k, v = self.conv1d(mixed, cache).split([kept, kept, inner], dim=-1)
         q, k, v = q.reshape(tokens, keys, -1), k.reshape(tokens, keys, -1), v.reshape(tokens, heads, -1)
         out = self.mixing.run_state_op(
-            cache, DeltaRuleInputs(q, k, v, forget, learn), ScanWeights(self.A_log, self.dt_bias)
+            cache,
+            DeltaRuleInputs(q, k, v, forget, learn),
+            ScanWeights(self.A_log, self.dt_bias),
+            settings=(shape.beta_scale,),
         )
         made: Tensor = self.out_proj(self.norm(out.reshape(tokens, inner), gate, shape.value_dim))
         return made
@@ -90,13 +107,18 @@ NORM_BEFORE_GATE = "before the gate"
 
 
 def _separate_sections(
-    shape: DeltaNetSizes, kept: Shards, inner: Shards, heads: Shards
+    names: SeparateTensors, qkv: Sequence[Shards], heads: Shards
 ) -> tuple[list[TensorSection], list[TensorSection]]:
-    total = 2 * kept.total + inner.total
-    mixed = [("in_proj_qkv", 0, kept), ("in_proj_qkv", kept.total, kept), ("in_proj_qkv", 2 * kept.total, inner)]
-    sections = [TensorSection(source, first, split, total) for source, first, split in mixed]
-    rates = [TensorSection(name, 0, heads, heads.total) for name in ("in_proj_b", "in_proj_a")]
-    return [*sections, TensorSection("in_proj_z", 0, inner, inner.total)], rates
+    if len(names.qkv) == 1:
+        total, first = sum(split.total for split in qkv), 0
+        sections = []
+        for split in qkv:
+            sections.append(TensorSection(names.qkv[0], first, split, total))
+            first += split.total
+    else:
+        sections = [TensorSection(name, 0, split, split.total) for name, split in zip(names.qkv, qkv, strict=True)]
+    rates = [TensorSection(name, 0, heads, heads.total) for name in (names.beta, names.decay)]
+    return [*sections, TensorSection(names.gate, 0, qkv[-1], qkv[-1].total)], rates
 
 
 def _interleaved_sections(shape: DeltaNetSizes, size: int) -> tuple[list[TensorSection], list[TensorSection]]:

@@ -33,7 +33,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("choose_rows", "beside"), ("native",)),
     **dict.fromkeys(("attention", "biased_attention"), ("native",)),
     **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
-    **dict.fromkeys(("short_conv", "state_space", "selective_scan", "delta_rule"), ("native",)),
+    **dict.fromkeys(("short_conv", "state_space", "selective_scan", "delta_rule", "kimi_delta_rule"), ("native",)),
     **dict.fromkeys(("gated_norm", "sigmoid_gate"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),

@@ -59,7 +59,7 @@ class TPU(Platform):
                 "gated",
             ),
             *("route", "route_grouped", "route_limited", "grouped_linear", "experts", "biased_experts"),
-            *("delta_rule", "selective_scan", "short_conv", "state_space"),
+            *("delta_rule", "kimi_delta_rule", "selective_scan", "short_conv", "state_space"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
             *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens", "gather_pages", "scatter_pages"),
         ),

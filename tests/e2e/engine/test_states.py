@@ -31,6 +31,7 @@ KIN = {
     "kimi_linear": ("kimi_linear", "plain", "bfloat16", {}),
     "minimax": ("minimax", "plain", "bfloat16", {}),
     "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),
+    "olmo_hybrid": ("olmo_hybrid", "plain", "bfloat16", {}),
     "plamo2": ("plamo2", "plain", "bfloat16", {}),
     "rwkv7, which has no pages": ("rwkv7", "plain", "bfloat16", {}),
     "zamba2, whose blocks have a cache for each use": ("zamba2", "plain", "bfloat16", {}),

@@ -55,6 +55,13 @@ def test_every_family_gives_the_cpu_platforms_tokens(family: str, name: str) -> 
     assert_same_tokens(variant(family, name), 1, share=3e-4 if family == "qwen3_next" else 1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["kimi_linear", "olmo_hybrid"])
+def test_delta_rules_of_kin_give_the_cpu_platforms_tokens(family: str) -> None:
+    """A decay for each number of a key, and rates of learning above 1."""
+    assert_same_tokens(variant(family, "plain"), 1, share=3e-4)
+
+
 DIVISIBLE: dict[str, Any] = {
     "hidden_size": 64,
     "num_attention_heads": 16,

@@ -88,6 +88,7 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
         "ministral3",
         "nemotron_h",
         "olmo",
+        "olmo_hybrid",
         "plamo2",
         "rwkv7",
         "solar",

@@ -25,6 +25,7 @@ HEADS = 32  # of an indexer: with few, many scores are 0, and transformers choos
 LENGTHS = (150, 3, TOPK, TOPK + 1, 77)
 GLM = {"n_group": 1, "topk_group": 1, "num_hidden_layers": 4}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "A.X K2": ("axk2", {"gated_norm_rank": 5}),
     "deepseek": ("deepseek_v32", {}),
     "glm": ("glm_moe_dsa", GLM),
     "glm, shared": ("glm_moe_dsa", {**GLM, "indexer_types": ["full", "shared", "full", "shared"]}),

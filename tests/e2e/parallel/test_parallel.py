@@ -93,6 +93,7 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
         ("lfm2_moe", "plain"),
         ("minimax", "plain"),
         ("nemotron_h", "latent experts, biased"),
+        ("olmo_hybrid", "rotary, biased, beta below 1"),
         ("plamo2", "plain"),
         ("rwkv7", "plain"),
         ("zamba2", "plain"),

@@ -31,8 +31,8 @@ POOLED: dict[str, Callable[[Any], Any]] = {"xlm-roberta": lambda x: x[0], "qwen3
 @pytest.mark.parametrize(
     "name",
     [
-        *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v2-normed", "llama-embed", "modern-bert"),
-        *("nomic-bert", "nomic-bert-moe", "qwen3-embedding", "roberta", "xlm-roberta"),
+        *("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v2-normed", "jina-bert-v3", "llama-embed"),
+        *("modern-bert", "nomic-bert", "nomic-bert-moe", "qwen3-embedding", "roberta", "xlm-roberta"),
     ],
 )
 def test_hidden_states_are_transformers_and_pooled_as_the_file_says(name: str) -> None:

@@ -34,7 +34,7 @@ from tests.helpers.platforms.run_model import Runner
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
 ENCODERS = (
-    *("bert", "jina-bert-v2", "jina-bert-v2-normed", "modern-bert", "nomic-bert", "roberta"),
+    *("bert", "jina-bert-v2", "jina-bert-v2-normed", "jina-bert-v3", "modern-bert", "nomic-bert", "roberta"),
     *("xlm-roberta", "xlm-roberta-reranker", "qwen3-reranker"),
     *("nomic-bert-moe", "eurobert", "gemma-embedding", "llama-embed", "qwen3-embedding"),
 )

@@ -83,12 +83,22 @@ def conv(channels: int, taps: int, gated: bool, dtype: torch.dtype) -> tuple[Giv
     )
 
 
-def delta(heads: int, groups: int, values: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+def delta(
+    heads: int, groups: int, values: int, width: int, beta_scale: float, dtype: torch.dtype
+) -> tuple[Given, Tensor, Settings]:
     q, k = (randn(TOKENS, groups, width, dtype=dtype) for _ in range(2))
     rates = [randn(TOKENS, heads, dtype=dtype) for _ in range(2)]
     scan = ScanWeights(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(2)))
     turns = DeltaRuleInputs(q, k, randn(TOKENS, heads, values, dtype=dtype), *rates)
-    return (turns, scan), randn(4, heads, values, width, dtype=torch.float32), ()
+    return (turns, scan), randn(4, heads, values, width, dtype=torch.float32), (beta_scale,)
+
+
+def kimi(heads: int, values: int, width: int, bound: float, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
+    q, k, forget = (randn(TOKENS, heads, width, dtype=dtype) for _ in range(3))
+    v, learn = randn(TOKENS, heads, values, dtype=dtype), randn(TOKENS, heads, dtype=dtype)
+    scan = ScanWeights(*(randn(*size, dtype=torch.float32, scale=0.5) for size in ((heads,), (heads, width))))
+    state = randn(4, heads, values, width, dtype=torch.float32)
+    return (DeltaRuleInputs(q, k, v, forget, learn), scan), state, (bound,)
 
 
 def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Settings]]]:
@@ -104,7 +114,10 @@ def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Setti
         "Mamba, odd": ("selective_scan", selective(71, 7, dtype)),
         "taps": ("short_conv", conv(200, 4, False, dtype)),
         "gated taps": ("short_conv", conv(67, 3, True, dtype)),
-        "delta": ("delta_rule", delta(4, 2, 24, 40, dtype)),
+        "delta": ("delta_rule", delta(4, 2, 24, 40, 1.0, dtype)),
+        "delta, twice beta": ("delta_rule", delta(3, 3, 7, 83, 2.0, dtype)),
+        "Kimi": ("kimi_delta_rule", kimi(4, 32, 32, 0.0, dtype)),
+        "Kimi, odd, bounded": ("kimi_delta_rule", kimi(3, 7, 83, -5.0, dtype)),
     }
 
 

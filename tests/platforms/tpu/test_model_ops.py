@@ -26,7 +26,7 @@ NAMES = (
     "pair_rotary",
     *("linear:int8", "linear:int4", "linear:fp8", "linear:fp8a8", "linear:w8a8"),
     *("route", "route_grouped", "route_limited", "grouped_linear", "experts", "biased_experts", "by_heads"),
-    *("delta_rule", "selective_scan", "short_conv", "state_space"),
+    *("delta_rule", "kimi_delta_rule", "selective_scan", "short_conv", "state_space"),
     *("attention", "take_rows", "place_rows", "choose_rows", "add_lora", "scale_adapted", "adapter_rows"),
 )
 

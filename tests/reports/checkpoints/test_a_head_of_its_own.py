@@ -65,6 +65,12 @@ def test_a_head_that_equals_the_embedding_is_tied_without_a_warning(
     assert WARNING not in caplog.text
 
 
+def test_layers_before_the_product_of_a_head_are_no_head() -> None:
+    """ModernBERT's decoder has them under the name of a head, and its product is tied."""
+    tiny = make("modernbert-decoder", EVERY["modernbert-decoder"]["plain"])
+    assert answers(engine(tiny), 6) == continued(tiny, 6)
+
+
 def test_weights_with_a_head_of_their_own_are_not_read_into_a_tied_model(tmp_path: Path) -> None:
     tied = make("llama", {**next(iter(EVERY["llama"].values())), "tie_word_embeddings": True})
     (tmp_path / "own").mkdir()

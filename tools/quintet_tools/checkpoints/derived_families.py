@@ -53,10 +53,21 @@ KIMI_LINEAR = {
     "v_head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 12,
     "linear_num_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
 }  # fmt: skip
+KIMI_GROUPS = {
+    "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "q_lora_rank": 28, "attention_bias": True,
+    "mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 3,
+}  # fmt: skip
 LING_3 = {
     **{name: value for name, value in KIMI_LINEAR.items() if not name.startswith(("q_lora", "linear"))}, "head_dim": 12,
     "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "kda_lower_bound": -2.0,
 }  # fmt: skip
+OLMO_HYBRID = {**PLAIN, **DELTA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+OLMO_ROTARY = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": True,
+    "linear_allow_neg_eigval": False, "linear_num_key_heads": 6, "linear_conv_kernel_dim": 3,
+}  # fmt: skip
+MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
+MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
     "conv_L_cache": 7,
@@ -180,17 +191,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "kimi_linear": {
         "plain": {**PLAIN, **KIMI_LINEAR},
-        "groups of experts, a latent of q, biased": {
-            **PLAIN,
-            **KIMI_LINEAR,
-            "n_group": 4,
-            "topk_group": 2,
-            "norm_topk_prob": False,
-            "q_lora_rank": 28,
-            "attention_bias": True,
-            "mlp_layer_types": ["sparse", "dense", "sparse"],
-            "linear_conv_kernel_dim": 3,
-        },  # fmt: skip
+        "groups of experts, a latent of q, biased": {**PLAIN, **KIMI_LINEAR, **KIMI_GROUPS},
     },
     "minimax": {
         "plain": {**PLAIN, **EXPERTS, **LIGHTNING, "head_dim": 16},
@@ -311,9 +312,11 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "ministral3": {"plain": {**HEAD, "sliding_window": None, "rope_parameters": GROWING}},
     "mpt": {"plain": MPT, "clipped": {**MPT, "n_heads": 4, "attn_config": {"clip_qkv": 0.5}}},
     "nanochat": {"plain": PLAIN, "biased": {**PLAIN, "attention_bias": True, "final_logit_softcapping": None}},
+    "modernbert-decoder": {"plain": MODERN, "biased": {**MODERN, **MODERN_BIASED, "tie_word_embeddings": False}},
     "nemotron": {"biased": {**HALF, "attention_bias": True, "mlp_bias": True}},
     "olmo": {"clipped": {**PLAIN, "clip_qkv": 0.5}},
     "olmo3": {"plain": MIXED},
+    "olmo_hybrid": {"plain": OLMO_HYBRID, "rotary, biased, beta below 1": {**OLMO_HYBRID, **OLMO_ROTARY}},
     "persimmon": {"plain": PLAIN},
     "phi": {"plain": PLAIN, "norms of heads": {**PLAIN, "qk_layernorm": True}},
     "seed_oss": {"plain": {**HEAD, "attention_bias": True}},
@@ -324,6 +327,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     "starcoder2": {"plain": WINDOWS},
     "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
+    "axk2": {"plain": {**PLAIN, **GROUPED, **SPARSE, "gated_norm_rank": 5, "index_topk": LENGTH}},
     "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
     "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},

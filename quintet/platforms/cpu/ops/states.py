@@ -1,5 +1,7 @@
 """States by quintet._cpu: requests and heads side by side, each token by token, in one order wherever it is cut."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from quintet.ops.states import (
     ScanInputs,
     ScanWeights,
     delta_rule,
+    kimi_delta_rule,
     room_for_drafts,
     selective_scan,
     short_conv,
@@ -111,24 +114,53 @@ def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context
 
 @delta_rule.provide("native", probe)
 def _delta_rule(
-    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, beta_scale: float
+) -> tuple[Tensor, Tensor]:
+    _, heads, values = turns.v.shape
+    drafts = room_for_drafts(state, heads, values, turns.q.shape[2])
+    if drafts and turns.q.shape[2] > MAX_WIDTH:
+        return delta_rule.reference(turns, scan, state, context, beta_scale)
+    return _deltas(turns, scan, state, context, DeltaKind(drafts, beta_scale=beta_scale))
+
+
+@kimi_delta_rule.provide("native", probe)
+def _kimi_delta_rule(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, lower_bound: float
+) -> tuple[Tensor, Tensor]:
+    return _deltas(turns, scan, state, context, DeltaKind(by_channel=True, lower_bound=lower_bound))
+
+
+class DeltaKind(NamedTuple):
+    """A delta rule's variant."""
+
+    drafts: int = 0  # that a unit has room for
+    by_channel: bool = False  # each number of a key has a decay; else each head
+    lower_bound: float = 0.0  # of the decays' logarithms, below 0; 0: there is none
+    beta_scale: float = 1.0
+
+
+def _deltas(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, kind: DeltaKind
 ) -> tuple[Tensor, Tensor]:
     tokens, groups, width = turns.q.shape
     heads, values = turns.v.shape[1:]
-    drafts = room_for_drafts(state, heads, values, width)
-    if drafts and width > MAX_WIDTH:
-        return delta_rule.reference(turns, scan, state, context)
-    if not _fits(state, (heads, values, width), drafts) or scan.dt_bias is None:
+    decays = (heads, width) if kind.by_channel else (heads,)
+    if turns.decay.shape[1:] != decays or scan.dt_bias is None or scan.dt_bias.shape != decays:
+        raise ValueError(
+            f"decays {tuple(turns.decay.shape)} and their bias do not fit {heads} heads of {width} numbers"
+        )
+    if not _fits(state, (heads, values, width), kind.drafts):
         raise ValueError(f"v {tuple(turns.v.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     _check_alike(turns)
     given = [_tokens(each.flatten(1)) for each in turns]
-    out, steps = empty((tokens, heads, values), torch.float32), empty((2, tokens, heads), torch.float32)
+    out = empty((tokens, heads, values), torch.float32)
+    steps = empty((tokens * heads * (1 + (width if kind.by_channel else 1)),), torch.float32)
     units = empty((2, tokens, groups, width), torch.float32)
     extension().delta_rule(
         kind_of(turns.q.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
         _float(scan.dt_bias), steps.data_ptr(), units.data_ptr(), _kept(state),
         tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, state.stride(0),
-        _rows(state, context, drafts),
+        kind.by_channel, kind.lower_bound, kind.beta_scale, _rows(state, context, kind.drafts),
     )  # fmt: skip
     return out, state
 

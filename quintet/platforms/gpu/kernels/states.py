@@ -164,8 +164,8 @@ def _unit(x):
 
 @triton.jit(do_not_specialize=["row"])
 def delta_rule(
-    out, q, k, v, forget, learn, a_log, dt_bias, state, starts, table, row, scale, values, width, each, q_row, k_row,
-    v_row, forget_row, learn_row, V: tl.constexpr, D: tl.constexpr,
+    out, q, k, v, forget, learn, a_log, dt_bias, state, starts, table, row, scale, beta_scale, values, width, each,
+    q_row, k_row, v_row, forget_row, learn_row, V: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """V values of one request and head, with `width` numbers each; `each` heads share q and k."""
     head, i, n = tl.program_id(1), tl.program_id(2) * V + tl.arange(0, V), tl.arange(0, D)
@@ -183,7 +183,7 @@ def delta_rule(
         key = _unit(tl.load(k + at * k_row + group * width + n, mask=numbers, other=0.0).to(tl.float32))
         value = tl.load(v + at * v_row + head * values + i, mask=there, other=0.0).to(tl.float32)
         forgotten = tl.load(forget + at * forget_row + head).to(tl.float32)
-        learned = 1.0 / (1.0 + tl.exp(-tl.load(learn + at * learn_row + head).to(tl.float32)))
+        learned = beta_scale / (1.0 + tl.exp(-tl.load(learn + at * learn_row + head).to(tl.float32)))
         held = held * tl.exp(-rate * _softplus(forgotten + bias))
         missing = (value - tl.sum(held * key[None, :], 1)) * learned
         held += missing[:, None] * key[None, :]
@@ -239,15 +239,15 @@ def scanned(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepCo
     return y
 
 
-def turned(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> Tensor:
+def turned(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, beta_scale: float) -> Tensor:
     """turns with dense rows; writes to the state [units, H, V, D] -> [T, H, V] float32."""
     q, k, v, forget, learn = turns
     (tokens, heads, values), width = v.shape, q.shape[2]
     out, at = _results(context, (tokens, heads, values)), units(context)
     block, numbers = _block(values, width, LEARNT)
     delta_rule[(len(at.starts) - 1, heads, triton.cdiv(values, block))](
-        out, q, k, v, forget, learn, scan.a_log, scan.dt_bias, state, *at, width**-0.5, values, width,
-        heads // q.shape[1], q.stride(0), k.stride(0), v.stride(0), forget.stride(0), learn.stride(0),
+        out, q, k, v, forget, learn, scan.a_log, scan.dt_bias, state, *at, width**-0.5, beta_scale, values,
+        width, heads // q.shape[1], q.stride(0), k.stride(0), v.stride(0), forget.stride(0), learn.stride(0),
         V=block, D=numbers, num_warps=WARPS,
     )  # fmt: skip
     return out
@@ -295,7 +295,11 @@ def variants() -> list[Variant]:
         fixed = dict(zip(("C", "N"), _block(5120, 16), strict=True))
         signature = moved | {"channels": "i32:16"}
         found.append(Variant(f"selective scan by 16 {kind}", selective_scan, signature, fixed, WARPS))
-        given = dict.fromkeys(("q", "k", "v", "forget", "learn"), f"*{kind}") | context | {"scale": "fp32"}
+        given = (
+            dict.fromkeys(("q", "k", "v", "forget", "learn"), f"*{kind}")
+            | context
+            | {"scale": "fp32", "beta_scale": "fp32"}
+        )
         given |= dict.fromkeys(("out", "a_log", "dt_bias", "state"), "*fp32") | {"each": "i32"}
         given |= dict.fromkeys(("values", "width", "q_row", "k_row", "v_row", "forget_row", "learn_row"), "i32:16")
         fixed = dict(zip(("V", "D"), _block(128, 128, LEARNT), strict=True))

@@ -58,7 +58,7 @@ def _check_rule(device: torch.device) -> str | None:
     one, none = torch.ones(2, 1, 1, device=device), torch.zeros(1, device=device)
     state = torch.tensor([9.0, 1.0, 7.0], device=device).reshape(3, 1, 1, 1)
     turns = DeltaRuleInputs(one, one, 4 * one, one[:, :, 0], 40 * one[:, :, 0])
-    out, after = _delta_rule(turns, ScanWeights(none, none), state, _two(device))
+    out, after = _delta_rule(turns, ScanWeights(none, none), state, _two(device), 1.0)
     got, want = torch.cat([out.flatten(), after.flatten()]), torch.tensor([4.0, 4.0, 9.0, 1.0, 4.0], device=device)
     return None if torch.allclose(got, want, atol=1e-4) else f"4, learnt and asked for, came out as {got.tolist()}"
 
@@ -94,12 +94,12 @@ def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context
 
 @delta_rule.provide("triton", probing(_check_rule))
 def _delta_rule(
-    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext, beta_scale: float
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.states import turned
 
     _check_state(state, *turns.v.shape[1:], turns.q.shape[2])
-    return turned(DeltaRuleInputs(*map(_dense, turns)), scan, state, context), state
+    return turned(DeltaRuleInputs(*map(_dense, turns)), scan, state, context, beta_scale), state
 
 
 def _check_state(state: Tensor, *shape: int, like: Tensor | None = None) -> None:

@@ -84,20 +84,33 @@ def selective_scan(moves: Any, scan: Any, state: Array, context: Any) -> tuple[A
     return (made if scan.skip is None else made + x[:, :, 0] * scan.skip)[:, :, None], state
 
 
-@serve(spec.delta_rule)
-def delta_rule(turns: Any, scan: Any, state: Array, context: Any) -> tuple[Array, Array]:
+@serve(spec.delta_rule, static=("beta_scale",))
+def delta_rule(turns: Any, scan: Any, state: Array, context: Any, beta_scale: float) -> tuple[Array, Array]:
     """q and k [T, G, D], v [T, H, V] and state [units, H, V, D] -> [T, H, V] float32."""
-    q, k, values, forget, learn = (one.astype(jnp.float32) for one in turns)
+    forget = turns.decay.astype(jnp.float32) + scan.dt_bias
+    return _by_delta(turns, jnp.exp(-jnp.exp(scan.a_log) * _softplus(forget))[:, :, None], state, context, beta_scale)
+
+
+@serve(spec.kimi_delta_rule, static=("lower_bound",))
+def kimi_delta_rule(turns: Any, scan: Any, state: Array, context: Any, lower_bound: float) -> tuple[Array, Array]:
+    """The same, with decays [T, H, D] in place of [T, H]."""
+    rate, gate = jnp.exp(scan.a_log)[:, None], turns.decay.astype(jnp.float32) + scan.dt_bias
+    logs = lower_bound / (1 + jnp.exp(-rate * gate)) if lower_bound else -rate * _softplus(gate)
+    return _by_delta(turns, jnp.exp(logs), state, context, 1.0)
+
+
+def _by_delta(turns: Any, decay: Array, state: Array, context: Any, beta_scale: float) -> tuple[Array, Array]:
+    """The rule with decays [T, H, 1 or D]."""
+    q, k, values, learn = (one.astype(jnp.float32) for one in (turns.q, turns.k, turns.v, turns.beta))
     each = values.shape[1] // q.shape[1]
-    decay = jnp.exp(-jnp.exp(scan.a_log) * _softplus(forget + scan.dt_bias))
-    rate = 1 / (1 + jnp.exp(-learn))
+    rate = beta_scale / (1 + jnp.exp(-learn))
     queries, keys = (one * lax.rsqrt((one * one).sum(-1, keepdims=True) + 1e-6) for one in (q, k))
     queries = queries * q.shape[2] ** -0.5
 
     def step(at: Array, before: Array) -> tuple[Array, Array]:
         kept, learned, value, key, query = (one[at] for one in (decay, rate, values, keys, queries))
         key, query = (jnp.repeat(one, each, 1)[:, :, None, :] for one in (key, query))
-        faded = before * kept[:, :, None, None]
+        faded = before * kept[:, :, None]
         missing = (value - (faded * key).sum(-1)) * learned[:, :, None]
         after = faded + missing[:, :, :, None] * key
         return (after * query).sum(-1), after
