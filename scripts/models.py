@@ -105,6 +105,8 @@ HIDDEN = "hidden states"
 WRAPPED = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified_text": "gemma4_text",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
@@ -170,10 +172,6 @@ WITH_MEDIA = {
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Gemma 4 (`gemma4_text`)": (
-        "its text runs through transformers' code, of GGUF files too; layers that see all have wider heads than "
-        "windowed ones, and it has no file of Gemma 3n's parts yet"
-    ),
     "T5, mT5 and UMT5 (`t5`)": (
         "their decoders add a learned bias by distance to the scores of attention, which attention over pages does not "
         "compute ([encoder-decoders](encoder-decoders.md))"

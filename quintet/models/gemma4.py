@@ -16,18 +16,10 @@ from quintet.layers.decoder import layer_window, refuse, require
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe.moe import MoE, MoESizes, unstacked
+from quintet.layers.moe.moe import ExpertRouter, Experts, MoESizes, router, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.per_layer_inputs import PerLayerCausalLM, PerLayerTrunk, ValueNormAttention, attention_layers
 from quintet.layers.rope import Rotary
-
-RENAMED = {
-    ".router.scale": ".moe.router_norm.weight",
-    ".router.proj.": ".moe.gate.",
-    ".router.": ".moe.",
-    ".experts.": ".moe.experts.",
-    ".pre_feedforward_layernorm_2.": ".moe.input_norm.",
-}
 
 
 class Gemma4Attention(ValueNormAttention):
@@ -59,30 +51,32 @@ class LayerScalar(Layer):
         return scaled.reshape(x.shape)
 
 
-class Gemma4MoE(MoE):
-    """Experts with a norm of their own; the router has another, and a factor for each expert's weight."""
+class Gemma4Router(Layer):
+    """Chooses each token's experts by what a norm of its own returns, and weighs them by factors of the experts."""
 
     def __init__(self, build: BuildContext, sizes: MoESizes, eps: float) -> None:
-        super().__init__(build, sizes)
-        self._build, self._shrink = build, sizes.hidden**-0.5
-        self.router_norm, self.input_norm = RMSNorm(build, sizes.hidden, eps), RMSNorm(build, sizes.hidden, eps)
-        self.ops.take("scale", "scale_rows", "take_rows")
+        super().__init__(build, "rms_norm", "scale", "scale_rows", "take_rows")
+        self._build, self._sizes, self._eps, self._shrink = build, sizes, eps, sizes.hidden**-0.5
+        self.gate = router(build, sizes.hidden, "proj", sizes.experts)
+        self.choice = ExpertRouter(build, sizes)
+        self.scale: Tensor
         self.per_expert_scale: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        source = f"{path}.per_expert_scale"
-        return [vector_weight(self._build, source, self._moe_sizes.experts, torch.float32)]
+        build = self._build
+        factors = vector_weight(build, f"{path}.per_expert_scale", self._sizes.experts, torch.float32)
+        return [vector_weight(build, f"{path}.scale", self._sizes.hidden), factors]
 
-    def share(self, x: Tensor) -> Tensor:
-        weights, ids = self.choice(self.gate(self.ops.scale(self.router_norm(x), self._shrink)))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, H] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
+        normed = self.ops.scale(self.ops.rms_norm(x, self.scale, self._eps, 0.0), self._shrink)
+        weights, ids = self.choice(self.gate(normed))
         factors = self.ops.take_rows(self.per_expert_scale[:, None], ids.flatten())
-        scaled = self.ops.scale_rows(weights.reshape(-1, 1), factors).reshape(weights.shape)
-        share: Tensor = self.experts(self.input_norm(x), scaled, ids)
-        return share
+        return self.ops.scale_rows(weights.reshape(-1, 1), factors).reshape(weights.shape), ids
 
 
 class Gemma4DecoderLayer(nn.Module):
-    """Norms before and after each branch: attention, the feed-forward with experts beside it, the layer's embeddings."""
+    """Norms before and after each branch: attention, a feed-forward (perhaps with experts), the layer's embeddings."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module) -> None:
         super().__init__()
@@ -96,15 +90,15 @@ class Gemma4DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(build, hidden, eps)
         self.post_feedforward_layernorm = RMSNorm(build, hidden, eps)
-        self.moe: MoE | None = None
-        if getattr(config, "enable_moe_block", False):
-            sizes = MoESizes(
-                hidden, config.moe_intermediate_size, config.num_experts, config.top_k_experts, kind, renormalize=True
-            )
-            self.moe = Gemma4MoE(build, sizes, eps)
+        self._comm, self.sums_over_ranks = build.comm, getattr(config, "enable_moe_block", False)  # experts' shares
+        if self.sums_over_ranks:
+            count, width = config.num_experts, config.moe_intermediate_size
+            sizes = MoESizes(hidden, width, count, config.top_k_experts, kind, renormalize=True)
+            self.router = Gemma4Router(build, sizes, eps)
+            self.experts = Experts(build, (hidden, width), kind, [f"experts.{expert}" for expert in range(count)])
+            self.pre_feedforward_layernorm_2 = RMSNorm(build, hidden, eps)
             self.post_feedforward_layernorm_1 = RMSNorm(build, hidden, eps)
             self.post_feedforward_layernorm_2 = RMSNorm(build, hidden, eps)
-        self._has_embeddings = bool(inner)
         if inner:
             self.into = column_parallel(build, hidden, {"per_layer_input_gate": replicated(inner, build.size)})
             self.back = column_parallel(build, inner, {"per_layer_projection": replicated(hidden, build.size)})
@@ -115,9 +109,10 @@ class Gemma4DecoderLayer(nn.Module):
         attended = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cache))
         normed, x = self.pre_feedforward_layernorm(attended, x)
         fed = self.mlp(normed)
-        if self.moe is not None:
-            fed = self.post_feedforward_layernorm_1(fed)
-            fed = ops.add(fed, self.post_feedforward_layernorm_2(self.moe(x)))
+        if self.sums_over_ranks:
+            share = self.experts(self.pre_feedforward_layernorm_2(x), *self.router(x))
+            chosen = self.post_feedforward_layernorm_2(self._comm.all_reduce(share))
+            fed = ops.add(self.post_feedforward_layernorm_1(fed), chosen)
         x = ops.add(self.post_feedforward_layernorm(fed), x)
         if own is not None:
             gated = ops.gated(ops.beside(self.into(x), own), self._kind)
@@ -131,23 +126,27 @@ class Gemma4Model(PerLayerTrunk):
     pads_rows = True
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(config, build, [Gemma4DecoderLayer(config, build, each) for each in _attentions(config, build)])
+        super().__init__(
+            config, build, [Gemma4DecoderLayer(config, build, each) for each in _attentions(config, build)]
+        )
 
 
 def _attentions(config: Any, build: BuildContext) -> list[nn.Module]:
     kinds, eps, bias = config.layer_types, config.rms_norm_eps, config.attention_bias
     trained = config.max_position_embeddings
-    heads = {kind: config.per_layer_config[kinds.index(kind)].head_dim for kind in sorted(set(kinds))}
-    rotaries = {kind: Rotary(build, dim, config.rope_parameters[kind], trained) for kind, dim in heads.items()}
+    entries = config.to_dict()  # transformers' own object has an entry that differs between layers in no attribute
+    overrides = entries.get("per_layer_config") or {}
+    own = [{**entries, **overrides.get(str(index), {})} for index in range(len(kinds))]
+    dims = {kind: own[kinds.index(kind)]["head_dim"] for kind in sorted(set(kinds))}
+    rotaries = {kind: Rotary(build, dim, config.rope_parameters[kind], trained) for kind, dim in dims.items()}
 
     def sizes(index: int) -> AttentionSizes:
-        own = config.per_layer_config[index]
         keys_are_values = config.attention_k_eq_v and kinds[index] == "full_attention"
         return AttentionSizes(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
-            kv_heads=own.num_key_value_heads,
-            head_dim=own.head_dim,
+            kv_heads=own[index]["num_key_value_heads"],
+            head_dim=own[index]["head_dim"],
             scale=1.0,
             window=layer_window(config, index),
             bias=bias,
@@ -174,7 +173,6 @@ def _attentions(config: Any, build: BuildContext) -> list[nn.Module]:
 class Gemma4ForCausalLM(PerLayerCausalLM):
     """Gemma 4's text model."""
 
-    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -186,12 +186,18 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
     },
     "gemma4_text": {
-        "embeddings of layers": {
-            **GEMMA_4, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": VOCAB,
+        "plain": {
+            **GEMMA_4,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB,
         },
         "experts, keys as values": {
-            **GEMMA_4_LARGE, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 5,
-            "top_k_experts": 2, "moe_intermediate_size": 61,
+            **GEMMA_4_LARGE,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 61,
         },
     },  # fmt: skip
     "gemma4_unified_text": {"plain": {**GEMMA_4_LARGE, "final_logit_softcapping": None}, "shared": GEMMA_4},
