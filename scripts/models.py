@@ -137,6 +137,9 @@ WITH_MEDIA = {
     "deepseek_vl": "DeepSeek-VL 1.3B",
     "deepseek_vl_hybrid": "DeepSeek-VL 7B, which has two towers",
     "exaone4_5": "EXAONE 4.5",
+    "gemma4": "Gemma 4; sound: E2B and E4B, 30 s at most; tokens of an image of the larger ones see one another in "
+    "windowed layers, and are computed in one step; these on the CPU alone",
+    "gemma4_unified": "Gemma 4 12B, which has no towers; as the larger ones of `gemma4`",
     "glm46v": "GLM-4.6V-Flash",
     "glm4v": "GLM-4.1V",
     "glm4v_moe": "GLM-4.5V",
@@ -488,6 +491,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`, `kimi_linear.py`.
+- Embeddings of each layer's own, layers that read another's KV cache, other heads in some layers: `gemma4.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.

@@ -149,6 +149,7 @@ def _attentions(config: Any, build: BuildContext) -> list[nn.Module]:
             head_dim=own[index]["head_dim"],
             scale=1.0,
             window=layer_window(config, index),
+            ahead=kinds[index] == "sliding_attention",
             bias=bias,
             output_bias=bias,
             names=("q_proj", "k_proj", "k_proj" if keys_are_values else "v_proj"),
@@ -178,5 +179,6 @@ class Gemma4ForCausalLM(PerLayerCausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         if build.causal and getattr(config, "use_bidirectional_attention", None) == "all":
             refuse(config, "use_bidirectional_attention")
-        require(config, {"pad_token_id": 0})
+        if build.row_store is not None and getattr(config, "hidden_size_per_layer_input", 0):
+            require(config, {"pad_token_id": 0})  # Gemma4Model.pads_rows
         super().__init__(config, build, Gemma4Model(config, build))

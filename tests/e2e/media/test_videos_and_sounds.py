@@ -33,7 +33,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def items(made: Made) -> tuple[str, str, tuple[Any, ...]]:
     """The kind that is tried, its placeholder, and three items."""
-    return ("video", made.video_token, VIDEOS) if made.wrapper.video_processor else ("audio", made.token, SOUNDS)
+    return ("video", made.video_token, VIDEOS) if made.wrapper.video_processor else ("audio", made.sound_token, SOUNDS)
 
 
 def cases(made: Made) -> dict[str, Case]:

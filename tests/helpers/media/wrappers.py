@@ -51,6 +51,11 @@ class Made:
         return self.wrapper.around.format(self.wrapper.specials[0])
 
     @property
+    def sound_token(self) -> str:
+        """The placeholder of a recording, as it stands in a text."""
+        return next((each for each in self.wrapper.specials if each == "<|audio|>"), self.token)
+
+    @property
     def video_token(self) -> str:
         """The placeholder of a video, as it stands in a text."""
         return self.wrapper.around.format(next(each for each in self.wrapper.specials if "video" in each))
@@ -176,8 +181,12 @@ def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
     ids = dict(zip(wrapper.specials, range(258, 258 + len(wrapper.specials)), strict=True))
     tokens = {}
     for each, facts in FAMILIES[kind].kinds.items():
+        if kind.startswith("gemma4") and (each == "audio") != bool(wrapper.audio):
+            continue
         own = facts.token == "video_token_id"
         tokens[each] = next(ids[token] for token in ids if "video" in token) if own else 258
+        if each == "audio":
+            tokens[each] = ids.get("<|audio|>", 258)
     return MediaModel(kind, str(folder), tokens, **entries)
 
 
