@@ -125,7 +125,7 @@ class PerLayerTrunk(nn.Module):
         ids = ops.known_ids(cache.batch.token_ids, self._known)
         looked_up, made = self.embed_tokens_per_layer(ids), self._made(x)
         if rows is not None and self.pads_rows:
-            looked_up = ops.choose_rows(looked_up, self.embed_tokens_per_layer(ops.known_ids(ids, 0)), rows)
+            looked_up = ops.choose_rows(looked_up, self.embed_tokens_per_layer(ops.known_ids(ids, 1)), rows)
         looked_up = ops.scale(looked_up, self._scales[1])
         both = ops.scale(ops.add(looked_up, made), self._shrinks[1])  # add() may overwrite the first
         if rows is not None and not self.pads_rows:  # what has no id has nothing to look up

@@ -38,14 +38,14 @@ PALIGEMMA = Wrapper(
     {"size": {"height": 28, "width": 28}, "image_seq_length": 16}, {}, {"projection_dim": 64, "hidden_size": 64},
     token_entry="image_token_index", named={"image_token": "<image>"}, like="paligemma", model_type="paligemma",
 )  # fmt: skip
-GEMMA4 = ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>")
+GEMMA4 = ("<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>")
 GEMMA4_NAMES = {
     "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>",
     "boa_token": "<|audio>", "eoa_token": "<audio|>",
 }  # fmt: skip
 GEMMA4_IDS = {
-    "boi_token_id": 259, "eoi_token_id": 260, "video_token_id": 261, "audio_token_id": 262, "boa_token_id": 263,
-    "eoa_token_index": 264,
+    "boi_token_id": 259, "eoi_token_id": 260, "audio_token_id": 261, "boa_token_id": 262, "eoa_token_index": 263,
+    "video_token_id": 264,
 }  # fmt: skip
 GEMMA4_TEXT = {"global_head_dim": 32, "pad_token_id": 0, "final_logit_softcapping": 30.0}
 GEMMA4_KINDS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
