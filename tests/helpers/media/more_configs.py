@@ -56,7 +56,7 @@ GEMMA4_VISION = {
 }  # fmt: skip
 GEMMA4_PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
 GEMMA4_PIXELS = {"image_processor": {"image_processor_type": "Gemma4ImageProcessor", **GEMMA4_PATCHES}}
-GEMMA4_PARTS = {"feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 128}}
+GEMMA4_PARTS = {"feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}}
 
 MORE = {
     "paligemma": PALIGEMMA,
@@ -196,7 +196,7 @@ MORE = {
         processor={**GEMMA4_PARTS, **GEMMA4_PIXELS}, entries=GEMMA4_IDS, specials=GEMMA4, named=GEMMA4_NAMES,
         like="gemma4", model_type="gemma4",
         audio={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 24,
-               "subsampling_conv_channels": [8, 4]},
+               "subsampling_conv_channels": [16, 4]},
     ),
     "gemma4_unified": Wrapper(
         {"model_type": "gemma4_unified_text", **GEMMA4_TEXT, "layer_types": GEMMA4_KINDS[:2] + ["full_attention"],

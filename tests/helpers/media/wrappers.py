@@ -1,5 +1,6 @@
 """Small multimodal checkpoints with random weights and real processors, and transformers' answers to media."""
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -193,6 +194,11 @@ def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
 def make(name: str, folder: Path, **changes: Any) -> Made:
     """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
     wrapper, kind = WRAPPERS[name], WRAPPERS[name].model_type or name
+    if kind == "gemma4_unified":
+        # transformers 5.23 has this mask of Gemma 4's, and forward() calls Gemma 3's, in which tokens of a picture see
+        # one another in layers that see all, too
+        theirs: Any = importlib.import_module("transformers.models.gemma4_unified.modeling_gemma4_unified")
+        theirs.create_masks_for_generate = theirs.create_masks_for_vision_model
     encoders = {"vision_config": wrapper.vision, "audio_config": wrapper.audio}
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
