@@ -179,6 +179,6 @@ class Gemma4ForCausalLM(PerLayerCausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         if build.causal and getattr(config, "use_bidirectional_attention", None) == "all":
             refuse(config, "use_bidirectional_attention")
-        if build.row_store is not None and getattr(config, "hidden_size_per_layer_input", 0):
+        if build.row_store is not None and getattr(config, "hidden_size_per_layer_input", None):
             require(config, {"pad_token_id": 0})  # Gemma4Model.pads_rows
         super().__init__(config, build, Gemma4Model(config, build))
