@@ -3,7 +3,7 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
-from quintet_tools.checkpoints.sizes import DELTA, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -48,17 +48,6 @@ SPARSE = {
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
-GEMMA_4 = {
-    **WINDOWS, "tie_word_embeddings": True, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
-    "layer_types": [
-        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
-    ],
-    "global_head_dim": 24, "use_double_wide_mlp": True, "final_logit_softcapping": 5.0,
-}  # fmt: skip
-GEMMA_4_LARGE = {
-    **GEMMA_4, "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-    "use_double_wide_mlp": False,
-}  # fmt: skip
 KIMI_LINEAR = {
     "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_head_dim": 12,
@@ -185,22 +174,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **LFM2_MOE},
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
     },
-    "gemma4_text": {
-        "plain": {
-            **GEMMA_4,
-            "hidden_size_per_layer_input": 10,
-            "vocab_size_per_layer_input": VOCAB,
-        },
-        "experts, keys as values": {
-            **GEMMA_4_LARGE,
-            "hidden_size_per_layer_input": 0,
-            "enable_moe_block": True,
-            "num_experts": 5,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 61,
-        },
-    },  # fmt: skip
-    "gemma4_unified_text": {"plain": {**GEMMA_4_LARGE, "final_logit_softcapping": None}, "shared": GEMMA_4},
+    **GEMMA_4_VARIANTS,
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},
