@@ -83,7 +83,8 @@ LATENT = {
     "routed_scaling_factor": 1.5,
 }
 GEMMA_4 = {
-    **PLAIN, "head_dim": 16, "sliding_window": WINDOW, "tie_word_embeddings": True, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+    **PLAIN, "head_dim": 16, "sliding_window": WINDOW, "tie_word_embeddings": True, "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
     "layer_types": [
         "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
     ],
