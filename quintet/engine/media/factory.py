@@ -189,16 +189,14 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
     ahead = attends_ahead(model.whole) or (FAMILIES[kind].prefix and config.runner != "pooling")
     if ahead and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
-    if (FAMILIES[kind].prefix or FAMILIES[kind].native) and model.backend:
-        return "layers read media in other ways than text, which transformers' code of the text model does not get"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:
         return "a draft model or head gets no media; leave speculative_config out"
     if FAMILIES[kind].deepstack and config.pipeline_parallel_size > 1:
         return "rows for its first layers are on the first pipeline stage alone (pipeline_parallel_size)"
-    if FAMILIES[kind].rotary and model.backend:
-        return "its text model has three rotary positions, which transformers' code gets in another way"
+    if model.backend and (FAMILIES[kind].prefix or FAMILIES[kind].native or FAMILIES[kind].rotary):
+        return "its text model reads media in other ways than text, which transformers' code of it does not get here"
     return ""
 
 
