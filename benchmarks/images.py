@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -95,6 +96,7 @@ def start_of(peer: str, python: str, name: str, form: str, work: Path) -> dict[s
         command = [str(Path(python).with_name("optimum-cli")), "export", "openvino", "-m", str(work / name)]
         task = ["--task", "image-text-to-text", "--weight-format", bits, str(target)]
         subprocess.run(command + task, check=True, stdout=subprocess.DEVNULL)
+        shutil.copy(work / name / "preprocessor_config.json", target)  # its pipeline reads this form
     return {**order, "model": str(target)}
 
 

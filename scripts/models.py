@@ -107,6 +107,8 @@ HIDDEN = "hidden states"
 WRAPPED = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified_text": "gemma4_text",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
     "glm_ocr_text": "glm4",
@@ -137,6 +139,9 @@ WITH_MEDIA = {
     "deepseek_vl": "DeepSeek-VL 1.3B",
     "deepseek_vl_hybrid": "DeepSeek-VL 7B, which has two towers",
     "exaone4_5": "EXAONE 4.5",
+    "gemma4": "Gemma 4; sound: E2B and E4B, 30 s at most; tokens of an image of the larger ones see one another in "
+    "windowed layers, and are computed in one step; these on the CPU alone",
+    "gemma4_unified": "Gemma 4 12B, which has no towers; as the larger ones of `gemma4`",
     "glm46v": "GLM-4.6V-Flash",
     "glm4v": "GLM-4.1V",
     "glm4v_moe": "GLM-4.5V",
@@ -172,10 +177,6 @@ WITH_MEDIA = {
 }
 # what was asked for -> why it is not there
 LEFT_OUT = {
-    "Gemma 4 (`gemma4_text`)": (
-        "its text runs through transformers' code, of GGUF files too; layers that see all have wider heads than "
-        "windowed ones, and it has no file of Gemma 3n's parts yet"
-    ),
     "T5, mT5 and UMT5 (`t5`)": (
         "their decoders add a learned bias by distance to the scores of attention, which attention over pages does not "
         "compute ([encoder-decoders](encoder-decoders.md))"
@@ -492,6 +493,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`, `kimi_linear.py`.
+- Embeddings of each layer's own, layers that read another's KV cache, other heads in some layers: `gemma4.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.

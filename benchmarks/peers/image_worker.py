@@ -77,7 +77,7 @@ def openvino(start: dict[str, Any]) -> FirstToken:
 
     def first_token(picture: Any) -> None:
         images = [tensors.Tensor(np.ascontiguousarray(picture)[None])]
-        pipeline.generate(start["text"], images=images, max_new_tokens=1, do_sample=False)
+        pipeline.generate(start["text"], images=images, max_new_tokens=1, do_sample=False, apply_chat_template=False)
 
     return first_token
 

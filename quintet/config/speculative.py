@@ -13,7 +13,7 @@ _GONE = {
     "medusa": "vLLM has no Medusa heads any more, and they are not served here",
     "mlp_speculator": "vLLM has no MLP speculators any more, and they are not served here",
     "dspark": "heads that draft a block and correct it token by token are not served; those of 'dflash' are",
-    "gemma4_mtp": "its head reads the keys and values of Gemma 4's layers, and Gemma 4 runs by transformers' code here",
+    "gemma4_mtp": "its head attends to the model's own KV cache, and heads here have caches of their own",
     "ngram_gpu": "the text so far is looked up on the host; use 'ngram'",
 }
 

@@ -154,7 +154,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
 def bidirectional(hf_config: Any) -> bool:
     """Returns whether a decoder's attention is bidirectional, by the config entries of decoders made into embedders."""
     causal = getattr(hf_config, "is_causal", None)
-    return causal is False or bool(getattr(hf_config, "use_bidirectional_attention", False))
+    seen = getattr(hf_config, "use_bidirectional_attention", None)
+    return causal is False or seen in (True, "all")  # Gemma 4: "vision" is of media alone
 
 
 def _tasks(convert: str, by_tokens: bool, labels: int, asked: PoolerConfig) -> tuple[str, ...]:

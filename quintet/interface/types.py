@@ -254,6 +254,7 @@ class AttentionSpec:
     # a token sees so many tokens at most, which a TokenChoiceSpec's layer has chosen (DeepSeek sparse attention); a
     # platform is asked for it only if Platform.optional_spec_fields names it
     chosen: int = 0
+    ahead: bool = True  # with Inputs.until, its tokens see some after them (Gemma 4: in windowed layers alone)
 
     def __post_init__(self) -> None:
         assert not self.chosen or (self.shared and self.kv_heads == 1), "tokens are chosen among latents"

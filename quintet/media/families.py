@@ -23,6 +23,7 @@ class KindFacts:
     joined: bool = False  # the first two axes, of videos and frames, are one for the encoder
     even: bool = False  # the processor takes videos of one prompt with equal numbers of frames
     cut: bool = False  # the processor would cut off what is longer than its window (chunk_length seconds)
+    seconds: float = 0.0  # of a recording, where the processor cuts off what is longer and does not name its window
     bare: bool = False  # the processor writes tokens at a text's ends, which are none of an item's
     processor: str = ""  # transformers' module and class, of a kind that it wants torchvision for
     timing: tuple[str, ...] = ()  # fields that positions follow from, and that nothing encodes
@@ -41,6 +42,7 @@ class MediaFamily:
     deepstack: bool = False  # rows of several levels are added behind the text model's first layers
     bidirectional: bool = False  # tokens of a picture see all others of it that stand beside them
     alone: bool = False  # a prompt is a text or an item, which is one token, and its row is the model's output
+    native: bool = False  # media change more than rows: transformers' code of the text model would not compute that
     prefix: bool = False  # tokens of a prompt see all of it, with pictures and without
 
 
@@ -66,6 +68,17 @@ def _qwen(processor: str, *timing: str) -> dict[str, KindFacts]:
 def _glm() -> dict[str, KindFacts]:
     """Facts of GLM's wrappers."""
     return _images("pixel_values", "image_grid_thw", placeholder="<|begin_of_image|><|image|><|end_of_image|>")
+
+
+def _gemma4(images: str, videos: str, seconds: float = 0.0) -> dict[str, KindFacts]:
+    """Facts of Gemma 4's wrappers: patches with their places, padded to the most that there may be."""
+    frames = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
+    sound = ("input_features", "input_features_mask")
+    return {
+        **_images("pixel_values", "image_position_ids", placeholder="<|image|>", processor=images),
+        VIDEO: KindFacts(frames, "get_video_features", "video_token_id", "<|video|>", processor=videos),
+        AUDIO: KindFacts(sound, "get_audio_features", "audio_token_id", "<|audio|>", seconds=seconds),
+    }
 
 
 _QWEN2_VIDEOS = "qwen2_vl.Qwen2VLVideoProcessor"
@@ -103,6 +116,11 @@ FAMILIES = {
         VIDEO: KindFacts(_MASKED, placeholder="<video>", even=True, processor="smolvlm.SmolVLMVideoProcessor"),
     }),
     "gemma3": MediaFamily(_images("pixel_values", placeholder="<start_of_image>"), bidirectional=True),
+    "gemma4": MediaFamily(_gemma4("", "gemma4.Gemma4VideoProcessor", 30.0), native=True),
+    "gemma4_unified": MediaFamily(
+        _gemma4("gemma4_unified.Gemma4UnifiedImageProcessor", "gemma4_unified.Gemma4UnifiedVideoProcessor"),
+        native=True,
+    ),
     "paligemma": MediaFamily(_images("pixel_values", bare=True), prefix=True),
     "mistral3": MediaFamily(_images(*_SIZED, placeholder="[IMG]")),
     "internvl": MediaFamily({
@@ -212,6 +230,12 @@ def encoding_part(whole: Any) -> Any:
     """Returns the config of the wrapper with the encoders: of a model, or of a part of it."""
     family = FAMILIES.get(whole.model_type)
     return whole if family is None or not family.part else getattr(whole, family.part)
+
+
+def attends_ahead(whole: Any) -> bool:
+    """Returns whether tokens of a wrapper's pictures see one another: of some of Gemma 4's models alone."""
+    text = whole.get_text_config()
+    return FAMILIES[whole.model_type].bidirectional or getattr(text, "use_bidirectional_attention", None) == "vision"
 
 
 def why_no_media(model_type: str) -> str:

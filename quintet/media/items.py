@@ -81,6 +81,11 @@ class MediaItem:
         """Rows of the encoder's output, and tokens in their places."""
         return sum(stop - first for first, stop in self.spans)
 
+    @property
+    def attends_ahead(self) -> bool:
+        """True if tokens side by side see one another, where a family's do: those of pictures and of frames."""
+        return self.kind != AUDIO
+
 
 @dataclass(frozen=True)
 class ProcessedPrompt:

@@ -120,7 +120,8 @@ def _part(name: str, model: MediaModel) -> Any:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if name not in wanted:
         return None
-    kind = next((each for each in model.tokens if ATTRIBUTES[each] == name and model.family.kinds[each].processor), "")
+    known = model.family.kinds
+    kind = next((each for each, facts in known.items() if ATTRIBUTES[each] == name and facts.processor), "")
     if kind:
         return load_tensor_part(model, kind)
     if name == ATTRIBUTES[IMAGE]:

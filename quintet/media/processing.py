@@ -83,7 +83,7 @@ class HFMediaProcessor:
         largest, whole = max(items, key=lambda item: item.count), sum(each.count for each in items)
         if largest.count > most > 0:
             raise _too_large(largest.kind, largest.count, most)
-        run = max(stop - first for each in items for first, stop in each.spans)
+        run = max((stop - first for each in items if each.attends_ahead for first, stop in each.spans), default=0)
         if run > self.model.max_run > 0:
             raise ValueError(
                 f"an image takes {run} tokens that see one another, and a step has {self.model.max_run} of them at "

@@ -18,6 +18,8 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "internlm": "llama",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",

@@ -270,7 +270,8 @@ class PagedAttention(Mixer):
         return self._attended(q, kv, context, sinks), (kv,)
 
     def _attended(self, q: Tensor, kv: Tensor, context: StepContext, sinks: Tensor | None) -> Tensor:
-        attend = self._attend if context.batch.inputs.until is None else _attend_ahead
+        ahead = self._spec.ahead and context.batch.inputs.until is not None
+        attend = _attend_ahead if ahead else self._attend
         return attend(q, kv, context, self._spec, sinks)
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the turn

@@ -83,7 +83,7 @@ def test_what_stays_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("name", "verdict", "compared"),
     [
         ("llama", "llama): native", "tokens"),
-        ("gemma4-e2b", "gemma4_text): backend", "tokens"),
+        ("bitnet", "bitnet): backend", "tokens"),
         ("gemma-embedding", "gemma3_text): native", "hidden states"),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, Any], most: i
             {"method": "dspark", "model": "a/b"},
             "'dspark' does not exist: heads that draft a block and correct it token",
         ),
-        ({"method": "gemma4_mtp"}, "'gemma4_mtp' does not exist: its head reads the keys and values of Gemma 4's"),
+        ({"method": "gemma4_mtp"}, "'gemma4_mtp' does not exist: its head attends to the model's own KV cache"),
         ({"method": "dflash", "num_speculative_tokens": 3}, "method='dflash' needs speculative_config.model"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "model": "a/b"},

@@ -176,6 +176,8 @@ class BatchBuilder:
             if _sees_ahead(request):
                 found[at : at + min(count, request.num_prompt - start)] = request.num_prompt - 1
             for media in () if request.core_request.sees_prompt else request.core_request.media:
+                if not media.attends_ahead:
+                    continue
                 for place, size, _ in overlaps(media, start, start + count):
                     found[at + place - start : at + place - start + size] = place + size - 1
             at += count

@@ -121,7 +121,11 @@ def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer], en
         return KVCacheLayout((), ())
     common = Counter(_shape(mixing) for mixing in mixings).most_common(1)[0][0]
     alike = {kind: [each for each in members if _shape(each) == common] for kind, members in kinds.items()}
-    groups = _equal_groups({kind: members for kind, members in alike.items() if members})
+    shared = {kind: members for kind, members in alike.items() if members}
+    # Pages of layers that see all grow with a request, and have the tensors of a group beside their own (Gemma 4)
+    odd = [len(ms) for kind, ms in kinds.items() if kind.window is None and not kind.cross and kind not in shared]
+    windowed = all(kind.window is not None for kind in shared)
+    groups = _equal_groups(shared, min(odd) if odd and windowed else len(mixings))
     layouts: list[Layout] = []
     for index, (_, members) in enumerate(groups):
         place = 0
@@ -159,8 +163,11 @@ def _group_of(mixing: LayerMixer) -> KVCacheGroup:
     return next(iter(keeps))
 
 
-def _equal_groups(kinds: dict[KVCacheGroup, list[LayerMixer]]) -> list[tuple[KVCacheGroup, list[LayerMixer]]]:
-    """Groups of equally many layers: as many as the rarest kind has, or the commonest where they are nearly as many."""
+def _equal_groups(
+    kinds: dict[KVCacheGroup, list[LayerMixer]], most: int
+) -> list[tuple[KVCacheGroup, list[LayerMixer]]]:
+    """Groups of equally many layers, and at most so many: as many as the rarest kind has, or the commonest where they
+    are nearly as many."""
     counts = [len(members) for members in kinds.values()]
-    size = max(counts) if max(counts) <= MAX_SIZE_RATIO * min(counts) else min(counts)
+    size = min(most, max(counts) if max(counts) <= MAX_SIZE_RATIO * min(counts) else min(counts))
     return [(keeps, ms[first : first + size]) for keeps, ms in kinds.items() for first in range(0, len(ms), size)]

@@ -14,10 +14,10 @@ from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.row_store import RowStoreSizes
 from quintet.media.audio.encoder_input import SpeechInput
 from quintet.media.encoder_text import TextInput
-from quintet.media.families import FAMILIES, MediaModel, encoding_part, why_no_media
+from quintet.media.families import FAMILIES, MediaModel, attends_ahead, encoding_part, why_no_media
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
-from quintet.media.kinds import IMAGE
+from quintet.media.kinds import AUDIO, IMAGE
 from quintet.model_loader.gguf_config import gguf_entries
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
@@ -41,7 +41,7 @@ class ServedMedia(NamedTuple):
     @property
     def whole_runs(self) -> bool:
         """True if tokens of a picture see one another."""
-        return self.sizes is not None and FAMILIES[self.whole.model_type].bidirectional
+        return self.sizes is not None and attends_ahead(self.whole)
 
     @property
     def whole_prompts(self) -> bool:
@@ -165,8 +165,10 @@ def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
 
 def _token(whole: Any, kind: str) -> Any:
     """Returns the token in whose places rows of an item stand; None if a wrapper's config names none."""
-    family = FAMILIES[whole.model_type]
-    return 0 if family.alone else getattr(encoding_part(whole), family.kinds[kind].token, None)
+    family, part = FAMILIES[whole.model_type], encoding_part(whole)
+    if getattr(part, "audio_config" if kind == AUDIO else "vision_config", "") is None:  # it is without that encoder
+        return None
+    return 0 if family.alone else getattr(part, family.kinds[kind].token, None)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:
@@ -184,19 +186,17 @@ def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, mode
         return f"platform {platform.name} runs no tower of transformers, which computes by torch"
     if facts.ops_only and (FAMILIES[kind].rotary or FAMILIES[kind].deepstack):
         return f"platform {platform.name} computes neither three rotary positions of a token nor rows of its layers"
-    ahead = FAMILIES[kind].bidirectional or (FAMILIES[kind].prefix and config.runner != "pooling")
+    ahead = attends_ahead(model.whole) or (FAMILIES[kind].prefix and config.runner != "pooling")
     if ahead and "until" not in platform.optional_spec_fields:
         return f"tokens of a picture see one another, which platform {platform.name} does not compute"
-    if FAMILIES[kind].prefix and model.backend:
-        return "tokens of a prompt see one another, which is not computed with transformers' code of the text model"
     if config.load_format in SHARDED:
         return f"load_format={config.load_format!r} holds the text model alone"
     if config.speculative_config is not None and config.speculative_config.uses_model:
         return "a draft model or head gets no media; leave speculative_config out"
     if FAMILIES[kind].deepstack and config.pipeline_parallel_size > 1:
         return "rows for its first layers are on the first pipeline stage alone (pipeline_parallel_size)"
-    if FAMILIES[kind].rotary and model.backend:
-        return "its text model has three rotary positions, which transformers' code gets in another way"
+    if model.backend and (FAMILIES[kind].prefix or FAMILIES[kind].native or FAMILIES[kind].rotary):
+        return "its text model reads media in other ways than text, which transformers' code of it does not get here"
     return ""
 
 

@@ -52,6 +52,10 @@ class RowItem(Written, Protocol):
     def stop(self) -> int:
         """Position after the last token."""
 
+    @property
+    def attends_ahead(self) -> bool:
+        """True if its tokens see one another, where a family's do."""
+
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yields (position, tokens, first row) of each run of its tokens among start .. stop - 1."""
 
@@ -70,6 +74,7 @@ class EmbedsItem:
     first: int
     count: int
     content: memoryview  # float32, row by row
+    attends_ahead: bool = True
     writer: RowWriter = write_embeds
 
     @property

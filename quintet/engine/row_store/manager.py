@@ -61,7 +61,7 @@ class RowStoreManager:
         whole, none is cut. `start`: it waits for a step with more room."""
         rows = self._rows(request) if self.whole_runs else None
         for _, item in () if rows is None else rows.touched(start, stop):
-            for first, count, _ in item.runs(item.first, item.stop):
+            for first, count, _ in item.runs(item.first, item.stop) if item.attends_ahead else ():
                 if first < stop < first + count:
                     return max(start, first)
         return stop

@@ -88,6 +88,10 @@ class MediaRows:
         return self.media.count
 
     @property
+    def attends_ahead(self) -> bool:
+        return self.media.attends_ahead
+
+    @property
     def key(self) -> bytes:
         return self.media.digest
 

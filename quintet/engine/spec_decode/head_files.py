@@ -125,8 +125,8 @@ def _entries(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Returns the entries of the head's Llama layer."""
     if raw.get("model_type") in GEMMA4_ASSISTANTS:
         raise ValueError(
-            f"{file}: {raw['model_type']} is not supported: it reads the keys and values of Gemma 4's own layers, and "
-            "Gemma 4 has no family here (transformers' code computes it); use method 'ngram' or 'suffix'"
+            f"{file}: {raw['model_type']} is not supported: it attends to the model's own KV cache, and heads here "
+            "have caches of their own; use method 'ngram' or 'suffix'"
         )
     kind = raw.get(SPECULATORS)
     if kind is None:

@@ -31,6 +31,7 @@ class AttentionSizes:
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
     causal: bool = True
+    ahead: bool = True  # tokens of media see one another
     uses_kv_cache: bool = True  # K and V, for later steps
     bias: bool = False  # of q, k and v
     output_bias: bool = False
@@ -83,6 +84,7 @@ class SelfAttention(nn.Module):
             alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
             kv_dtype=build.kv_dtype,
             causal=shape.causal and build.causal,
+            ahead=shape.ahead,
             source="self" if shape.uses_kv_cache and build.causal else "none",
         )
         self.mixing = build.make_mixer(self.spec)

@@ -70,9 +70,10 @@ def _sound(media: DecodedMedia, part: Any, facts: KindFacts) -> NDArray[np.float
             "convert it before"
         )
     seconds = len(media.data) / rate
-    if facts.cut and seconds > part.chunk_length:
+    longest = part.chunk_length if facts.cut else facts.seconds
+    if seconds > longest > 0:
         raise ValueError(
-            f"a recording has {seconds:.1f} s, and this model hears {part.chunk_length:g} s; cut it, and give the "
+            f"a recording has {seconds:.1f} s, and this model hears {longest:g} s; cut it, and give the "
             "pieces as several"
         )
     return resample(media.data, int(rate), wanted)

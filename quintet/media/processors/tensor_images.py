@@ -34,6 +34,7 @@ def resize(image: Tensor, size: Sequence[int], interpolation: Any = "bilinear", 
     height, width = size
     if image.shape[-2:] == (height, width):
         return image
+    interpolation = INTERPOLATIONS.get(interpolation, interpolation)
     mode = str(getattr(interpolation, "value", interpolation))
     options = {"align_corners": False, "antialias": antialias} if mode in _SMOOTH else {}
     frames = image.reshape(-1, *image.shape[-3:])

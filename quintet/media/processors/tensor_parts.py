@@ -44,7 +44,9 @@ def _module(full: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _standing_in(functions: ModuleType) -> Iterator[None]:
-    """Within, an import of torchvision's functions gives ours."""
+    """Within, an import of torchvision's functions gives ours, also where it asks first whether they are there."""
+    utils: Any = importlib.import_module("transformers.utils")
+    asked = utils.is_torchvision_v2_available
     names = [_FUNCTIONS]
     while "." in names[-1]:
         names.append(names[-1].rpartition(".")[0])
@@ -54,8 +56,10 @@ def _standing_in(functions: ModuleType) -> Iterator[None]:
         parent, _, last = name.rpartition(".")
         setattr(made[parent], last, made[name])
     sys.modules.update(made)
+    utils.is_torchvision_v2_available = lambda: True
     try:
         yield
     finally:
+        utils.is_torchvision_v2_available = asked
         for name in names:
             del sys.modules[name]

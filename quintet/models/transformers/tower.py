@@ -71,6 +71,8 @@ class MediaTower(ModelBase):
         }  # fmt: skip
         out = self._encoded(facts.method, given)
         levels = [getattr(out, "pooler_output", out), *(getattr(out, "deepstack_features", None) or ())]
+        if (mask := getattr(out, "attention_mask", None)) is not None:  # the last rows are of padding
+            levels[0] = levels[0][mask]
         rows = tuple(_rows(each, FIRST_ONLY in given) for each in levels)
         for each in rows:
             if len(each) != item.count:
@@ -125,6 +127,8 @@ def _auto_class(config: Any) -> Any:
 def shorten(text: Any, layers: int) -> None:
     """Leaves the first layers of a text model's configuration."""
     text.num_hidden_layers = min(layers, text.num_hidden_layers)
+    if getattr(text, "num_kv_shared_layers", 0):
+        text.num_kv_shared_layers = 0
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
 

@@ -278,7 +278,7 @@ class RemoteBackend:
             kv_role=served.transfers,
             embeds_rows=served.embeds_rows,
             encoder=served.encoder or served.source,
-            whole_runs=served.media_model is not None and served.media_model.family.bidirectional,
+            whole_runs=served.media_model is not None and served.media_model.max_run > 0,
             max_prefix=0 if served.media_model is None else served.media_model.max_prefix,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}

@@ -89,6 +89,8 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
     ("family", "name"),
     [
         ("bailing_hybrid", "plain"),
+        ("gemma4_text", "plain"),
+        ("gemma4_text", "experts, keys as values"),
         ("kimi_linear", "groups of experts, a latent of q, biased"),
         ("lfm2_moe", "plain"),
         ("minimax", "plain"),
@@ -100,7 +102,7 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
         ("zamba2", "no adapters of attention, biased"),
     ],
 )
-def test_two_ranks_equal_one_where_layers_keep_states(family: str, name: str) -> None:
+def test_two_ranks_equal_one_in_other_families(family: str, name: str) -> None:
     assert_equal_on_ranks(variant(family, name), 2)
 
 

@@ -18,6 +18,8 @@ CASES: list[tuple[str, str, int, int]] = [
     ("solar", "plain", 3, 1),
     ("zamba2", "plain", 4, 1),  # the second stage keeps states alone, the last has the first's shared block
     ("gemma3n_text", "plain", 3, 1),
+    ("gemma4_text", "plain", 3, 1),
+    ("gemma4_unified_text", "shared", 2, 2),  # without embeddings of layers
 ]
 
 

@@ -108,9 +108,9 @@ def test_a_file_is_served_by_its_path() -> None:
 
 def test_files_without_a_family_here_run_by_the_code_of_transformers(tmp_path: Path) -> None:
     """Greedy tokens in float32 are those of the checkpoint that the file's tensors make in transformers' names."""
-    file = FOLDER / "gemma4-e2b.gguf"
+    file = FOLDER / "bitnet.gguf"
     config, why = read_model(EngineConfig(model=str(file)), file, {})
-    assert why == "model_impl transformers: quintet has no file for model type 'gemma4_text', and transformers' own " \
+    assert why == "model_impl transformers: quintet has no file for model type 'bitnet', and transformers' own " \
         "code runs"  # fmt: skip
     del config.quantization_config
     config.save_pretrained(tmp_path)
@@ -130,7 +130,7 @@ def test_files_without_a_family_here_run_by_the_code_of_transformers(tmp_path: P
 
 
 def test_tables_of_layers_stay_quantized_in_the_code_of_transformers() -> None:
-    model = runner(FOLDER / "gemma4-e2b.gguf").worker.model
+    model = runner(FOLDER / "gemma4-e2b.gguf", model_impl="transformers").worker.model
     tables = [model.get_submodule(f"model.{name}") for name in ("embed_tokens", "embed_tokens_per_layer")]
     assert [(type(each).__name__, each.format.block_type) for each in tables] == [
         ("HFEmbedding", "Q8_0"),
@@ -138,7 +138,7 @@ def test_tables_of_layers_stay_quantized_in_the_code_of_transformers() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "gemma4-e2b", "gemma4-moe"])
 def test_model_impl_transformers_reads_files_too(name: str) -> None:
     """Each tensor by the name that transformers' own checkpoints have for it."""
     run = runner(FOLDER / f"{name}.gguf", keeps=False, model_impl="transformers")

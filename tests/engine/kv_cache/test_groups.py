@@ -66,9 +66,12 @@ def test_on_a_stage_only_its_own_layers_have_tensors() -> None:
     assert list(odd.tensor_indices) == [len(second.layouts) - 1]
 
 
-def test_where_each_shape_has_its_own_kind_each_has_its_own_tensors() -> None:
-    """As in Gemma 4, whose layers that see all have wider heads."""
+def test_layers_that_see_all_and_have_another_shape_bound_the_groups_of_the_others() -> None:
+    """As in Gemma 4, whose layers that see all have wider heads: each of their pages has the tensors of a group of
+    windowed layers, too."""
     layers = [layer(window, width=256 if window else 512) for window in GEMMA]
     found = group_layers(layers)
-    assert (len(found.groups), len(found.layouts)) == (2, 26)
+    assert (len(found.groups), len(found.layouts)) == (7, 8)
     assert len(set(places(layers))) == 26
+    alike = [layer(window) for window in GEMMA]
+    assert held(layers, 32768) == pytest.approx(held(alike, 32768) * (4 * 256 + 4 * 512) / (4 * 256))

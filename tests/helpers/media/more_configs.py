@@ -13,6 +13,7 @@ from tests.helpers.media.configs import (
     SECTIONS,
     SIGLIP,
     SQUARE,
+    VOCAB,
     Wrapper,
 )
 
@@ -37,6 +38,26 @@ PALIGEMMA = Wrapper(
     {"size": {"height": 28, "width": 28}, "image_seq_length": 16}, {}, {"projection_dim": 64, "hidden_size": 64},
     token_entry="image_token_index", named={"image_token": "<image>"}, like="paligemma", model_type="paligemma",
 )  # fmt: skip
+GEMMA4 = ("<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>")
+GEMMA4_NAMES = {
+    "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>",
+    "boa_token": "<|audio>", "eoa_token": "<audio|>",
+}  # fmt: skip
+GEMMA4_IDS = {
+    "boi_token_id": 259, "eoi_token_id": 260, "audio_token_id": 261, "boa_token_id": 262, "eoa_token_index": 263,
+    "video_token_id": 264,
+}  # fmt: skip
+GEMMA4_TEXT = {"global_head_dim": 32, "pad_token_id": 0, "final_logit_softcapping": 30.0}
+GEMMA4_KINDS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+GEMMA4_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 160,
+    "standardize": True,
+}  # fmt: skip
+GEMMA4_PATCHES = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+GEMMA4_PIXELS = {"image_processor": {"image_processor_type": "Gemma4ImageProcessor", **GEMMA4_PATCHES}}
+GEMMA4_PARTS = {"feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}}
+
 MORE = {
     "paligemma": PALIGEMMA,
     "paligemma2": replace(
@@ -153,6 +174,47 @@ MORE = {
     "glm_ocr": Wrapper(
         {"model_type": "glm_ocr_text", **GLM_ROPE}, GLM_VISION, GLM_PIXELS, entries=GLM_IDS, specials=GLM,
         around="<|begin_of_image|>{}<|end_of_image|>", like="glm46v",
+    ),
+    "gemma4": Wrapper(
+        {"model_type": "gemma4_text", **GEMMA4_TEXT, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+         "layer_types": GEMMA4_KINDS, "sliding_window": 20, "hidden_size_per_layer_input": 8,
+         "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True},
+        GEMMA4_VISION, processor={**GEMMA4_PARTS, **GEMMA4_PIXELS}, entries=GEMMA4_IDS, specials=GEMMA4,
+        named=GEMMA4_NAMES, video_processor=GEMMA4_PATCHES,
+    ),
+    "gemma4_large": Wrapper(
+        {"model_type": "gemma4_text", **GEMMA4_TEXT, "layer_types": GEMMA4_KINDS[:2] + ["full_attention"],
+         "sliding_window": 80, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "enable_moe_block": True,
+         "num_global_key_value_heads": 1, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+         "use_bidirectional_attention": "vision"},
+        GEMMA4_VISION, processor={**GEMMA4_PARTS, **GEMMA4_PIXELS}, entries=GEMMA4_IDS, specials=GEMMA4,
+        named=GEMMA4_NAMES, like="gemma4", model_type="gemma4", video_processor=GEMMA4_PATCHES,
+    ),
+    "gemma4_sound": Wrapper(
+        {"model_type": "gemma4_text", **GEMMA4_TEXT, "layer_types": GEMMA4_KINDS[:2] + ["full_attention"],
+         "sliding_window": 20, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB},
+        processor={**GEMMA4_PARTS, **GEMMA4_PIXELS}, entries=GEMMA4_IDS, specials=GEMMA4, named=GEMMA4_NAMES,
+        like="gemma4", model_type="gemma4",
+        audio={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 24,
+               "subsampling_conv_channels": [16, 4]},
+    ),
+    "gemma4_unified": Wrapper(
+        {"model_type": "gemma4_unified_text", **GEMMA4_TEXT, "layer_types": GEMMA4_KINDS[:2] + ["full_attention"],
+         "sliding_window": 80},
+        {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 80, "output_proj_dims": 32},
+        processor={**GEMMA4_PARTS, "image_processor": {"image_processor_type": "Gemma4UnifiedImageProcessor",
+                                                       **GEMMA4_PATCHES}},
+        entries=GEMMA4_IDS, specials=GEMMA4, named=GEMMA4_NAMES, video_processor=GEMMA4_PATCHES,
+    ),
+    "gemma4_unified_sound": Wrapper(
+        {"model_type": "gemma4_unified_text", **GEMMA4_TEXT, "layer_types": GEMMA4_KINDS[:2] + ["full_attention"],
+         "sliding_window": 20},
+        processor={**GEMMA4_PARTS, "image_processor": {"image_processor_type": "Gemma4UnifiedImageProcessor",
+                                                       **GEMMA4_PATCHES},
+                   "feature_extractor": {"feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor",
+                                         "audio_samples_per_token": 64, "feature_size": 64}},
+        entries=GEMMA4_IDS, specials=GEMMA4, named=GEMMA4_NAMES, like="gemma4_unified", model_type="gemma4_unified",
+        audio={"audio_embed_dim": 64},
     ),
     "paddleocr_vl": Wrapper(
         {"model_type": "paddleocr_vl_text", "use_bias": True, **SECTIONS},

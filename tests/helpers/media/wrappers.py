@@ -1,5 +1,6 @@
 """Small multimodal checkpoints with random weights and real processors, and transformers' answers to media."""
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,11 @@ class Made:
     def token(self) -> str:
         """The placeholder of a picture, or of a recording where it takes none, as it stands in a text."""
         return self.wrapper.around.format(self.wrapper.specials[0])
+
+    @property
+    def sound_token(self) -> str:
+        """The placeholder of a recording, as it stands in a text."""
+        return next((each for each in self.wrapper.specials if each == "<|audio|>"), self.token)
 
     @property
     def video_token(self) -> str:
@@ -176,14 +182,23 @@ def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
     ids = dict(zip(wrapper.specials, range(258, 258 + len(wrapper.specials)), strict=True))
     tokens = {}
     for each, facts in FAMILIES[kind].kinds.items():
+        if kind.startswith("gemma4") and (each == "audio") != bool(wrapper.audio):
+            continue
         own = facts.token == "video_token_id"
         tokens[each] = next(ids[token] for token in ids if "video" in token) if own else 258
+        if each == "audio":
+            tokens[each] = ids.get("<|audio|>", 258)
     return MediaModel(kind, str(folder), tokens, **entries)
 
 
 def make(name: str, folder: Path, **changes: Any) -> Made:
     """Saves a small checkpoint of a wrapper. `changes`: entries of its config."""
     wrapper, kind = WRAPPERS[name], WRAPPERS[name].model_type or name
+    if kind == "gemma4_unified":
+        # transformers 5.23 has this mask of Gemma 4's, and forward() calls Gemma 3's, in which tokens of a picture see
+        # one another in layers that see all, too
+        theirs: Any = importlib.import_module("transformers.models.gemma4_unified.modeling_gemma4_unified")
+        theirs.create_masks_for_generate = theirs.create_masks_for_vision_model
     encoders = {"vision_config": wrapper.vision, "audio_config": wrapper.audio}
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
-from quintet_tools.checkpoints.sizes import DELTA, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -185,6 +185,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "plain": {**PLAIN, **LFM2_MOE},
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
     },
+    **GEMMA_4_VARIANTS,
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},

@@ -82,3 +82,33 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+GEMMA_4 = {
+    **PLAIN, "head_dim": 16, "sliding_window": WINDOW, "tie_word_embeddings": True, "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "layer_types": [
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
+    ],
+    "global_head_dim": 24, "use_double_wide_mlp": True, "final_logit_softcapping": 5.0,
+}  # fmt: skip
+GEMMA_4_LARGE = {
+    **GEMMA_4, "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    "use_double_wide_mlp": False,
+}  # fmt: skip
+GEMMA_4_VARIANTS = {
+    "gemma4_text": {
+        "plain": {
+            **GEMMA_4,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        "experts, keys as values": {
+            **GEMMA_4_LARGE,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 61,
+        },
+    },  # fmt: skip
+    "gemma4_unified_text": {"plain": {**GEMMA_4_LARGE, "final_logit_softcapping": None}, "shared": GEMMA_4},
+}
