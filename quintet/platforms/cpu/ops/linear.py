@@ -62,7 +62,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "pack_linear"):
+    if not hasattr(_cpu, "linear_scratch_bytes"):
         return "the compiled extension is older than this provider; build it again with `make`"
     for dtype in KINDS:
         x, weight = (
