@@ -66,7 +66,7 @@ def measure(folder: Path, bits: str, args: argparse.Namespace) -> dict[str, Any]
     engines = {way: LLM(**settings, **BITS[bits], speculative_config=each) for way, each in specs.items()}
     oracle = drafts_hybrid.Oracle
     oracle.chance = args.chance
-    _, oracle.tokens, _ = drafts_hybrid.timed(engines["none"], args.tokens, 0)
+    _, oracle.tokens, _ = drafts_hybrid.timed(engines["none"], args.tokens, 1)
     times: dict[str, list[float]] = {way: [] for way in engines}
     counts: dict[str, dict[str, float]] = {}
     with ModelTimes() as model:

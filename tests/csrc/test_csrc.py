@@ -13,7 +13,18 @@ import pytest
 _cpu = pytest.importorskip("quintet._cpu", reason="the compiled module is not built: no C++ compiler at install")
 
 MIB = 1 << 20
-ISAS = ["baseline", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx"]
+ISAS = [
+    "baseline",
+    "neon",
+    "neon_dotprod",
+    "neon_i8mm",
+    "neon_bf16",
+    "avx2",
+    "avx2_vnni",
+    "avx512",
+    "avx512_bf16",
+    "amx",
+]
 NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx2_vnni": {"avx_vnni"},

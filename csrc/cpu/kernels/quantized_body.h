@@ -26,7 +26,7 @@ constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
 constexpr long kReadyRows = 24;   // rows for which weights are taken apart once before all
-constexpr long kFewNibbles = 3;   // rows of a tile of few, where nibbles are multiplied in parts: four leave too few registers
+constexpr long kFewNibbles = 3;   // rows of a tile of few by nibbles in groups and in parts: four leave too few registers
 constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that are taken apart while they are read
 
 // What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
@@ -563,7 +563,7 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
 // `Ready`: what many rows read is made of what is held once for all of them. So are scales of two levels.
 template <typename Core, Held H, Span S, bool Few, bool Ready>
 void multiply_as(const QuantizedPanel& panel) {
-    constexpr bool kThrees = Few && H == Held::nibbles && in_parts<Core>();
+    constexpr bool kThrees = Few && H == Held::nibbles && S == Span::groups && in_parts<Core>();
     constexpr long kStep = quad_step(H), kMost = kThrees ? kFewNibbles : Few ? few_rows<Core, S>() : Core::kRows;
     constexpr Held kRead = !Ready ? H : H == Held::nibbles && in_parts<Core>() ? Held::ready_nibbles : Held::ready;
     constexpr long kReadBytes = step_of<Core, kRead>(), kWords = kReadBytes > kByteQuad ? kReadBytes / kByteQuad : 1;

@@ -149,5 +149,3 @@ def test_the_memory_of_widened_rows_is_known_and_bounded(isa: str) -> None:
         assert linear.scratch_bytes(15, (64, 1024), dtype) == 0
         assert (linear.scratch_bytes(16, (128, 1024), dtype) > 16 * 1024 * 4) == wide
         assert linear.scratch_bytes(10**6, (128, 1024), dtype) <= 1.1 * 2**24
-
-
