@@ -341,13 +341,11 @@ class HeadLinear(ColumnParallelLinear):
     def __init__(self, build: BuildContext, hidden: int, source: str, rows: tuple[int, int], bias: bool) -> None:
         """`rows`: of the product, and of the checkpoint's tensor."""
         super().__init__(build, replicated(hidden, build.size), {source: padded_shards(rows[0], build.size)}, bias)
-        self._rows = rows
+        self._rows = rows[1] if rows[0] < rows[1] else None  # of the tensor, where the product has some of them
 
     def _weight(self, path: str) -> Weight:
-        weight, (rows, total) = super()._weight(path), self._rows
-        if rows == total:
-            return weight
-        return replace(weight, slices=tuple(replace(part, total=total) for part in weight.slices))
+        weight = super()._weight(path)
+        return replace(weight, slices=tuple(replace(part, total=self._rows) for part in weight.slices))
 
     def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
         return replace(super()._bias(weight, split), source="lm_head.bias")
