@@ -155,7 +155,8 @@ Isa isa() {
 #else
     if (!has(f, "neon")) return Isa::baseline;
     if (!has(f, "asimddp")) return Isa::neon;
-    return has(f, "i8mm") ? Isa::neon_i8mm : Isa::neon_dotprod;
+    if (!has(f, "i8mm")) return Isa::neon_dotprod;
+    return has(f, "bf16") ? Isa::neon_bf16 : Isa::neon_i8mm;
 #endif
 }
 
@@ -164,6 +165,7 @@ const char* isa_name(Isa isa) {
         case Isa::neon: return "neon";
         case Isa::neon_dotprod: return "neon_dotprod";
         case Isa::neon_i8mm: return "neon_i8mm";
+        case Isa::neon_bf16: return "neon_bf16";
         case Isa::avx2: return "avx2";
         case Isa::avx2_vnni: return "avx2_vnni";
         case Isa::avx512: return "avx512";
@@ -186,12 +188,12 @@ const char* arch() {
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::baseline,  Isa::neon,   Isa::neon_dotprod, Isa::neon_i8mm, Isa::avx2,
-                         Isa::avx2_vnni, Isa::avx512, Isa::avx512_bf16,  Isa::amx};
+constexpr Isa kIsas[] = {Isa::baseline, Isa::neon,      Isa::neon_dotprod, Isa::neon_i8mm,   Isa::neon_bf16,
+                         Isa::avx2,     Isa::avx2_vnni, Isa::avx512,       Isa::avx512_bf16, Isa::amx};
 
-bool is_neon(Isa isa) { return isa >= Isa::neon && isa <= Isa::neon_i8mm; }
+bool is_neon(Isa isa) { return isa >= Isa::neon && isa <= Isa::neon_bf16; }
 
-// baseline < avx2 < ... < amx, or baseline < neon < ... < neon_i8mm: the enumeration's order.
+// baseline < avx2 < ... < amx, or baseline < neon < ... < neon_bf16: the enumeration's order.
 std::atomic<int>& choice() {
     static std::atomic<int> chosen{static_cast<int>(isa())};
     return chosen;

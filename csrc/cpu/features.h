@@ -11,7 +11,7 @@ namespace quintet::cpu {
 // registers. Every name of this architecture is present, true or false.
 std::vector<std::pair<std::string, bool>> features();
 
-enum class Isa { baseline, neon, neon_dotprod, neon_i8mm, avx2, avx2_vnni, avx512, avx512_bf16, amx };
+enum class Isa { baseline, neon, neon_dotprod, neon_i8mm, neon_bf16, avx2, avx2_vnni, avx512, avx512_bf16, amx };
 
 Isa isa();                   // the best set that all of our kernels for it may use
 const char* isa_name(Isa isa);

@@ -11,7 +11,7 @@ namespace {
 #ifdef __SANITIZE_THREAD__  // threads share out work alike whatever the set, and it is slow to watch them
 constexpr const char* kIsas[] = {"baseline", "avx2"};
 #else
-constexpr const char* kIsas[] = {"baseline", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx2_vnni",
+constexpr const char* kIsas[] = {"baseline", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16", "avx2", "avx2_vnni",
                                    "avx512", "avx512_bf16", "amx"};
 #endif
 

@@ -80,6 +80,10 @@ class SpeculativeConfig(Nested):
         None, optional(text), "the draft model's quantization, as the setting of that name has it", group="scheduling",
         metavar="METHOD",
     )  # fmt: skip
+    draft_vocab_size: int | None = option(
+        None, optional(count()), "the draft model guesses the first so many tokens of the vocabulary alone, and "
+        "computes logits of no others; all if not given", group="scheduling", metavar="TOKENS",
+    )  # fmt: skip
     prompt_lookup_max: int = option(
         None, optional(count()), "most of the last tokens to look for in the text so far; 5 if neither is given, or "
         "prompt_lookup_min", group="scheduling", metavar="TOKENS",
@@ -133,11 +137,14 @@ class SpeculativeConfig(Nested):
             raise ValueError(f"{self.name}.model: method 'mtp' reads the model's own checkpoint; leave it out")
         if self.method == "custom_class" and self.model is None:
             raise ValueError(f"{self.name}.model must be given: package.module:Class, or the name of an entry point")
+        if self.draft_vocab_size is not None and self.method in (*HEAD_METHODS, "mtp"):
+            raise ValueError(
+                f"{self.name}.draft_vocab_size is for draft models; a head's own files say so; leave it out"
+            )
         if self.uses_model and self.method != "mtp" and self.model is None:
             raise ValueError(f"{self.name}.method={self.method!r} needs {self.name}.model, the draft model")
-        others = (
-            ("revision", "quantization") if self.method == "custom_class" else ("model", "revision", "quantization")
-        )
+        others = ["revision", "quantization", "draft_vocab_size"]
+        others += ["model"] * (self.method != "custom_class")
         given = [] if self.uses_model else [each for each in others if getattr(self, each) is not None]
         if given:
             raise ValueError(

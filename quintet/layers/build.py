@@ -28,6 +28,7 @@ class RequestedOutputs:
     """Outputs that a model's step returns; fixed when the model is built."""
 
     logits: bool = True
+    vocab_size: int | None = None  # of the logits: of so many tokens, the first; None: of all
     hidden_states: bool = False  # of the same rows, normalised
     # layers that return their output for each token; 0: the first layer's input
     aux_hidden_states: tuple[int, ...] = ()

@@ -336,7 +336,16 @@ def row_parallel(
 
 
 class HeadLinear(ColumnParallelLinear):
-    """A head's product: its bias is its own where its weight is the embedding's."""
+    """A head's product: its bias is its own where its weight is the embedding's; it may have the first rows alone."""
+
+    def __init__(self, build: BuildContext, hidden: int, source: str, rows: tuple[int, int], bias: bool) -> None:
+        """`rows`: of the product, and of the checkpoint's tensor."""
+        super().__init__(build, replicated(hidden, build.size), {source: padded_shards(rows[0], build.size)}, bias)
+        self._rows = rows[1] if rows[0] < rows[1] else None  # of the tensor, where the product has some of them
+
+    def _weight(self, path: str) -> Weight:
+        weight = super()._weight(path)
+        return replace(weight, slices=tuple(replace(part, total=self._rows) for part in weight.slices))
 
     def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
         return replace(super()._bias(weight, split), source="lm_head.bias")
@@ -353,11 +362,9 @@ class LMHead(Layer):
         self, build: BuildContext, hidden: int, vocab: int, source: str = "/lm_head", bias: bool = False
     ) -> None:
         super().__init__(build)
-        self._comm, self.vocab = build.comm, vocab
+        self._comm, self.vocab = build.comm, min(vocab, build.requested_outputs.vocab_size or vocab)
         exact = replace(build, quantization=build.quantization.for_head())
-        self.linear = HeadLinear(
-            exact, replicated(hidden, build.size), {source: padded_shards(vocab, build.size)}, bias
-        )
+        self.linear = HeadLinear(exact, hidden, source, (self.vocab, vocab), bias)
 
     @classmethod
     def from_config(

@@ -13,7 +13,18 @@ import pytest
 _cpu = pytest.importorskip("quintet._cpu", reason="the compiled module is not built: no C++ compiler at install")
 
 MIB = 1 << 20
-ISAS = ["baseline", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx"]
+ISAS = [
+    "baseline",
+    "neon",
+    "neon_dotprod",
+    "neon_i8mm",
+    "neon_bf16",
+    "avx2",
+    "avx2_vnni",
+    "avx512",
+    "avx512_bf16",
+    "amx",
+]
 NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx2_vnni": {"avx_vnni"},
@@ -41,7 +52,8 @@ def test_isa_is_the_best_that_the_features_allow() -> None:
     features, isa = _cpu.features(), _cpu.isa()
     assert isa in ISAS
     if _cpu.arch() != "x86_64":
-        dots = "neon_i8mm" if features.get("i8mm") else "neon_dotprod"
+        eight = "neon_bf16" if features.get("bf16") else "neon_i8mm"
+        dots = eight if features.get("i8mm") else "neon_dotprod"
         neon = dots if features.get("asimddp") else "neon"
         assert isa == (neon if _cpu.arch() == "aarch64" else "baseline")
         return

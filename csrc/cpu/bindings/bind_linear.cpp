@@ -48,6 +48,11 @@ void by_heads(int kind, uintptr_t out, uintptr_t x, long token_stride, long head
                              head_stride, type});
 }
 
+long scratch_bytes(int kind, long tokens, long inputs) {
+    at_least("inputs", inputs, 1);
+    return linear_scratch_bytes(tokens, inputs, linear_type(kind));
+}
+
 void pack(int kind, uintptr_t packed, uintptr_t weight, long outputs, long inputs, long stride) {
     const LinearType type = linear_type(kind);
     at_least("inputs", inputs, 1);
@@ -65,6 +70,8 @@ void bind_linear(nb::module_& m) {
           nb::arg("bias"), nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),
           "x [tokens, inputs] times a packed weight, plus bias (0: none), into out [tokens, outputs], which is contiguous. "
           "`kind` is 0 for float32, 1 for bfloat16, 2 for float16; addresses, and sizes in elements.");
+    m.def("linear_scratch_bytes", &scratch_bytes, nb::arg("kind"), nb::arg("tokens"), nb::arg("inputs"),
+          "Bytes that linear() keeps beside its operands: x in float32, where the processor has no product of such numbers.");
     m.def("linear_by_heads", &by_heads, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("token_stride"),
           nb::arg("head_stride"), nb::arg("weight"), nb::arg("tokens"), nb::arg("heads"), nb::arg("inputs"),
           nb::arg("outputs"),

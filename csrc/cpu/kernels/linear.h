@@ -42,6 +42,8 @@ extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
 extern const LinearKernels kLinearAvx512Bf16;
 extern void (*const kLinearAmxBfloat16)(const LinearPanel& panel);
+#elif defined(__aarch64__)
+extern void (*const kLinearNeonBfloat16)(const LinearPanel& panel);
 #endif
 
 }  // namespace quintet::cpu

@@ -26,10 +26,12 @@ constexpr long kLine = 64;  // bytes in a cache line
 // Quads that all rows of a panel pass before the next: 64 KiB, or half of it, which a core's second cache holds.
 constexpr long kStretch = 256;
 constexpr long kReadyRows = 24;   // rows for which weights are taken apart once before all
+constexpr long kFewNibbles = 3;   // rows of a tile of few by nibbles in groups and in parts: four leave too few registers
 constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that are taken apart while they are read
 
 // What shares a scale: a group, one with levels, such as floats for a stretch, or all inputs.
 enum class Span { groups, levels, floats, channels };
+constexpr bool leveled(Span span) { return span == Span::levels || span == Span::floats; }
 // Ready: as a core multiplies them, pair after pair; apart for nibbles, more of which fit a part.
 enum class Held { bytes, nibbles, table, sixes, ready, ready_nibbles };
 constexpr bool is_ready(Held held) { return held == Held::ready || held == Held::ready_nibbles; }
@@ -334,7 +336,8 @@ inline float* as_it_is(float* at) {
     return at;
 }
 
-template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines>
+// `Counted`: panel.counted, where that is known while this is compiled: starts would take registers from the sums.
+template <typename Core, Held H, Span S, long Rows, long Pairs, long Lines, bool Counted>
 __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     const QuantizedPanel panel = t.panel;  // a copy, which sums that are stored are no part of
     const long column = first_column(t.pair), stride = panel.x_stride, quads = t.quads, last = t.group + t.groups;
@@ -345,7 +348,8 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
     float* const kept = panel.sums + t.row * kLinearColumns + column;
     const uint8_t* ahead = t.ahead;
     constexpr bool kUnits = S == Span::levels && (Rows <= 2 || in_parts<Core>());  // more rows leave no registers for them
-    constexpr bool kUncounted = S == Span::levels || S == Span::floats;
+    constexpr bool kUncounted = leveled(S) && !in_parts<Core>();
+    constexpr bool kStartsLast = in_parts<Core>() && of_four_bits(H);  // no registers for them while sums grow
     constexpr long kAtOnce = at_once<Core, H, Rows, Pairs>();
     constexpr bool kStay = kAtOnce == Pairs && 4 * Rows * Pairs <= Core::kSums;  // floats have registers, too
     Floats floats[kStay ? Rows : 1][2 * Pairs];
@@ -370,8 +374,12 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
             float scale;
             __builtin_memcpy(&scale, own + r * stride, sizeof scale);
             own_scales[r] = splat(scale);
-            __builtin_memcpy(&starts[r], own + r * stride + starts_at<Core>(panel.groups), sizeof starts[r]);
-            if (kUncounted && panel.counted) starts[r] = 0;
+            if constexpr (Counted) {
+                starts[r] = 0;
+            } else {
+                __builtin_memcpy(&starts[r], own + r * stride + starts_at<Core>(panel.groups), sizeof starts[r]);
+                if (kUncounted && panel.counted) starts[r] = 0;
+            }
         }
 #pragma GCC unroll 4
         for (long first = 0; first < Pairs; first += kAtOnce) {
@@ -379,7 +387,7 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
 #pragma GCC unroll 8
             for (long r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
-                for (long v = 0; v < 2 * kAtOnce; ++v) sums[r][v / 2][v % 2] = Core::start(starts[r]);
+                for (long v = 0; v < 2 * kAtOnce; ++v) sums[r][v / 2][v % 2] = Core::start(kStartsLast ? 0 : starts[r]);
             }
             grow<Core, H, Pairs == kBlockPairs, Lines>(sums, first, w, table, x, stride, quads, ahead);
             float* const to = as_it_is(kept);
@@ -390,7 +398,8 @@ __attribute__((noinline)) void tile_of_groups(const QuantizedTile& t) {
                                             : scale_at<S>(t, panel, g, column + aside);
 #pragma GCC unroll 8
                 for (long r = 0; r < Rows; ++r) {
-                    const Floats total = to_floats(Core::total(sums[r][v / 2][v % 2]));
+                    const Ints whole = Core::total(sums[r][v / 2][v % 2]);
+                    const Floats total = to_floats(kStartsLast && !Counted ? add_ints(whole, ints(starts[r])) : whole);
                     if constexpr (kStay) {
                         floats[r][v] = fma(total, mul(scale, own_scales[r]), floats[r][v]);
                     } else {
@@ -458,7 +467,10 @@ inline void tile(const QuantizedTile& t) {
     if constexpr (S == Span::channels) {
         tile_of_channels<Core, H, Rows, Pairs, Lines>(t);
     } else {
-        tile_of_groups<Core, H, S, Rows, Pairs, Lines>(t);
+        if constexpr (leveled(S) && in_parts<Core>()) {
+            if (t.panel.counted) return tile_of_groups<Core, H, S, Rows, Pairs, Lines, true>(t);
+        }
+        tile_of_groups<Core, H, S, Rows, Pairs, Lines, false>(t);
     }
 }
 
@@ -551,7 +563,8 @@ inline void widen_levels(const QuantizedPanel& panel, long first, long groups, f
 // `Ready`: what many rows read is made of what is held once for all of them. So are scales of two levels.
 template <typename Core, Held H, Span S, bool Few, bool Ready>
 void multiply_as(const QuantizedPanel& panel) {
-    constexpr long kStep = quad_step(H), kMost = Few ? few_rows<Core, S>() : Core::kRows;
+    constexpr bool kThrees = Few && H == Held::nibbles && S == Span::groups && in_parts<Core>();
+    constexpr long kStep = quad_step(H), kMost = kThrees ? kFewNibbles : Few ? few_rows<Core, S>() : Core::kRows;
     constexpr Held kRead = !Ready ? H : H == Held::nibbles && in_parts<Core>() ? Held::ready_nibbles : Held::ready;
     constexpr long kReadBytes = step_of<Core, kRead>(), kWords = kReadBytes > kByteQuad ? kReadBytes / kByteQuad : 1;
     constexpr long kQuads = kStretch / kWords;
@@ -566,8 +579,9 @@ void multiply_as(const QuantizedPanel& panel) {
         const uint8_t* const weight = panel.weight + first * kStep;
         if constexpr (Ready) make_ready<Core, H>(panel, weight, count, ready);
         if constexpr (kWidened) widen_levels(panel, first / panel.quads, count / panel.quads, scales);
-        for (long i = 0; i < tiles; ++i) {  // of nearly the same height
-            const long row = panel.rows * i / tiles, rows = panel.rows * (i + 1) / tiles - row;
+        for (long i = 0; i < tiles; ++i) {  // of nearly the same height, or of three rows and what is left
+            const long row = kThrees ? i * kMost : panel.rows * i / tiles;
+            const long rows = (kThrees && i + 1 < tiles ? row + kMost : panel.rows * (i + 1) / tiles) - row;
             const bool whole = S == Span::channels;
             const QuantizedTile t{panel, Ready ? ready : weight, whole ? 0 : first / panel.quads, whole ? first : 0,
                                   whole ? 1 : count / panel.quads, whole ? count : panel.quads, row, 0, nullptr, scales};

@@ -59,6 +59,8 @@ void pack_block(void* packed, const void* weight, long columns, long inputs, lon
 LinearMultiply linear_multiply(LinearType type) {
 #if defined(__x86_64__)
     if (type == kLinearBfloat16 && chosen_isa() == Isa::amx) return kLinearAmxBfloat16;
+#elif defined(__aarch64__)
+    if (type == kLinearBfloat16 && chosen_isa() == Isa::neon_bf16) return kLinearNeonBfloat16;
 #endif
     return kernels().multiply[type];
 }
@@ -76,6 +78,15 @@ long linear_panels(long tokens, long blocks) {
 
 namespace {
 
+// Numbers of a row that became float32: past a power of two, at which all rows would meet in a set of the cache.
+long wide_stride(long inputs) { return (inputs + 31) / 16 * 16; }
+
+// Rows of x that become float32 at a time: 16 MiB, or kLinearRows.
+long most_wide_rows(long inputs) {
+    constexpr long kMost = 4L << 20;
+    return std::max(kLinearRows, kMost / inputs);
+}
+
 // x in float32, which all blocks of a weight then read as it is. The calling thread keeps the memory.
 struct Wide {
     const float* rows = nullptr;
@@ -85,7 +96,7 @@ struct Wide {
         const auto widen = kernels().widen[call.type];
         if (!widen || call.tokens < kFewWidened || call.outputs <= kLinearColumns) return;
         thread_local std::vector<float> memory;
-        stride = (call.inputs + 31) / 16 * 16;  // past a power of two, at which all rows would meet in a set of the cache
+        stride = wide_stride(call.inputs);
         memory.resize(std::max(memory.size(), static_cast<size_t>(call.tokens * stride)));
         float* const to = memory.data();
         share_out(call.tokens, linear_parts(call.tokens, call.tokens * call.inputs), [&](long t) {
@@ -121,8 +132,7 @@ void linear_rows(const LinearCall& call) {
 }  // namespace
 
 void linear(const LinearCall& call) {
-    constexpr long kMost = 4L << 20;  // numbers of x that become float32 at a time: 16 MiB, or kLinearRows rows
-    const long most = kernels().widen[call.type] ? std::max(kLinearRows, kMost / call.inputs) : call.tokens;
+    const long most = kernels().widen[call.type] ? most_wide_rows(call.inputs) : call.tokens;
     for (long first = 0; first < call.tokens; first += most) {
         LinearCall rows = call;
         rows.out = static_cast<char*>(call.out) + first * call.outputs * size_of(call.type);
@@ -130,6 +140,11 @@ void linear(const LinearCall& call) {
         rows.tokens = std::min(most, call.tokens - first);
         linear_rows(rows);
     }
+}
+
+long linear_scratch_bytes(long tokens, long inputs, LinearType type) {
+    if (!kernels().widen[type] || tokens < kFewWidened) return 0;
+    return std::min(tokens, most_wide_rows(inputs)) * wide_stride(inputs) * static_cast<long>(sizeof(float));
 }
 
 Stretch weights_of(const LinearCall& call) { return {call.weight, call.outputs * call.inputs * size_of(call.type)}; }

@@ -19,6 +19,8 @@ struct LinearCall {
 // An output is computed in one order, whatever rows stand beside its own and whatever number of threads there is.
 void linear(const LinearCall& call);
 Stretch weights_of(const LinearCall& call);
+// What linear() keeps beside its operands: x in float32, where this processor multiplies no such numbers.
+long linear_scratch_bytes(long tokens, long inputs, LinearType type);
 
 struct LinearHeadsCall {
     void* out;           // [T, heads, outputs]

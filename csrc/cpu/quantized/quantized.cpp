@@ -48,7 +48,7 @@ const QuantizedKernels& kernels() {
         default: break;
     }
 #elif defined(__aarch64__)
-    if (chosen_isa() == Isa::neon_i8mm) return kQuantizedNeonI8mm;
+    if (chosen_isa() >= Isa::neon_i8mm) return kQuantizedNeonI8mm;
     if (chosen_isa() == Isa::neon_dotprod) return kQuantizedNeonDotprod;
 #endif
     return kQuantizedBaseline;

@@ -48,7 +48,7 @@ class DraftModelProposer:
         self._ranks, self._batches, self._tables, self._limits = ranks, batches, tables, limits
         drafter = ranks.workers[0].drafter
         assert drafter is not None, "no drafter was built"
-        self._sampler = DraftSampler(ranks.workers[0], limits.vocab_size)
+        self._sampler = DraftSampler(ranks.workers[0], drafter.model.vocab_size)
         self._groups = sorted({mixer.group for mixer in drafter.mixers if mixer.group is not None})
 
     def may_propose(self, requests: Sequence[Request]) -> bool:

@@ -78,6 +78,8 @@ def drafter_sizes(
         methods = " or ".join(map(repr, HEAD_METHODS))
         raise ValueError(f"{spec.model!r} holds a draft head; use method {methods}, or leave method out")
     if spec.method in HEAD_METHODS or has_head:
+        if spec.draft_vocab_size is not None:
+            raise ValueError("speculative_config.draft_vocab_size is for draft models, and this is a draft head")
         found = _head_sizes(own, facts, folder, whole.get_text_config(), sizes, spec.method)
         reasons.append(f"draft head {spec.model}: {spec.num_speculative_tokens} tokens at most")
         return found
@@ -105,6 +107,7 @@ def drafter_sizes(
         sizes.kv_dtype,
         attention=sizes.attention,
     )
+    made = replace(made, requested_outputs=RequestedOutputs(vocab_size=spec.draft_vocab_size))
     made = replace(made, tied_head=is_tied(there(), (hf_config, theirs)))
     if weights is not None:
         made = replace(made, weights_cache=weights_cache_for(own, facts, weights))

@@ -256,7 +256,10 @@ class CPU(Platform):
     def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
         rows = 0 if self._config.enforce_eager else min(max_shape.largest.rows, MAX_TOKENS)
         captured = rows * max_shape.vocab * 4  # recorded steps of all sizes give their logits in the same place
-        return Estimate(sum(map(self._placed_bytes, weights)), max_shape.workspace, captured)
+        products = {(each.shape, each.dtype) for each in weights if each.use == "linear" and each.format.plain}
+        tokens = max_shape.largest.tokens
+        scratch = [native_linear.scratch_bytes(tokens, *each) for each in products] if _can_pack() else []
+        return Estimate(sum(map(self._placed_bytes, weights)), max_shape.workspace + max(scratch, default=0), captured)
 
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.format.plain:

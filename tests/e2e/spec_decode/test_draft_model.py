@@ -122,6 +122,26 @@ def test_the_model_as_its_own_drafter_is_always_right() -> None:
     assert stats(llm).scheduler.prefix_hits > 0
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_first_tokens_of_a_vocabulary_are_guessed_alone(ranks: int) -> None:
+    """What the model itself would draw, but for tokens that are cut off; the tokens stay."""
+    size, settings = 1000, {**SETTINGS, "tensor_parallel_size": ranks}  # no multiple of 64, and of 2,048 tokens
+    spec = {"model": BUNDLED, "num_speculative_tokens": 4, "draft_vocab_size": size}
+    with LLM(BUNDLED, **settings, speculative_config=spec) as ours, LLM(BUNDLED, **settings) as theirs:
+        if ranks == 1:
+            drafter = ours._client.engine._runner.ranks.workers[0].drafter  # type: ignore[attr-defined]
+            assert drafter.model.vocab_size == size
+        for edit in ("greedy", "sampled", "cut"):
+            found = said(ours, EDITS[edit])
+            assert found == said(theirs, EDITS[edit])
+            if edit == "greedy":
+                drawn = [token for each in found if each for token in each[0]]
+                assert any(token >= size for token in drawn) and any(token < size for token in drawn)
+        if ranks == 1:
+            made = stats(ours).spec_decode
+            assert 0 < made.num_accepted_tokens < made.num_draft_tokens
+
+
 @pytest.mark.parametrize("target", ["gemma3_text", "qwen3_next"])
 def test_layers_of_other_shapes_windows_and_states_stand_beside_it(target: str) -> None:
     """A small random Llama proposes to models that keep windows or states; steps are recorded for both."""
@@ -145,6 +165,9 @@ def test_layers_of_other_shapes_windows_and_states_stand_beside_it(target: str) 
     [
         ({"method": "draft_model", "num_speculative_tokens": 2}, "needs speculative_config.model"),
         ({"method": "ngram", "model": "x", "num_speculative_tokens": 2}, "is for draft models and heads"),
+        ({"method": "ngram", "draft_vocab_size": 9, "num_speculative_tokens": 2}, "is for draft models and heads"),
+        ({"method": "mtp", "draft_vocab_size": 9, "num_speculative_tokens": 2}, "draft_vocab_size is for draft models"),
+        ({"model": "bundled-draft", "draft_vocab_size": 9, "num_speculative_tokens": 2}, "this is a draft head"),
         ({"num_speculative_tokens": 2}, "speculative_config.method must be given"),
         ({"model": "/no/such/folder", "num_speculative_tokens": 2}, "/no/such/folder"),
     ],

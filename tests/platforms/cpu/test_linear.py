@@ -139,3 +139,13 @@ def test_a_weight_that_does_not_fit_is_refused() -> None:
         native(x, packed, bias[:5], 70)
     with pytest.raises(ValueError, match="float64"):
         linear.pack(weight.double())
+
+
+def test_the_memory_of_widened_rows_is_known_and_bounded(isa: str) -> None:
+    """Rows of 16 bits become float32 once where the processor multiplies no such numbers."""
+    widens = isa in ("avx2", "avx2_vnni")
+    for dtype in TYPES:
+        wide = widens and dtype != torch.float32
+        assert linear.scratch_bytes(15, (64, 1024), dtype) == 0
+        assert (linear.scratch_bytes(16, (128, 1024), dtype) > 16 * 1024 * 4) == wide
+        assert linear.scratch_bytes(10**6, (128, 1024), dtype) <= 1.1 * 2**24

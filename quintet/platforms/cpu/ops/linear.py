@@ -43,6 +43,11 @@ def packed_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return int(-(-outputs // columns) * columns * -(-inputs // pair) * pair * dtype.itemsize)
 
 
+def scratch_bytes(tokens: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Returns the bytes that a product of so many rows with a weight [N, K] keeps beside its operands."""
+    return int(extension().linear_scratch_bytes(KINDS[dtype], tokens, shape[1]))
+
+
 def unpack(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """[blocks, depth, lanes] -> [outputs, inputs], as it was before pack()."""
     blocks, depth, _ = packed.shape
@@ -57,7 +62,7 @@ def probe() -> str | None:
         from quintet import _cpu
     except ImportError as error:
         return f"the compiled extension is not there: {error}"
-    if not hasattr(_cpu, "pack_linear"):
+    if not hasattr(_cpu, "linear_scratch_bytes"):
         return "the compiled extension is older than this provider; build it again with `make`"
     for dtype in KINDS:
         x, weight = (
