@@ -139,19 +139,17 @@ def _decide(
     config = _step_config(config, facts, pooling, media, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
-    made_for = None if pooling is None else pooling.length
-    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
-    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, ignored_tensors=ignored)
-    sizes = replace(sizes, attention=config.attention_backend)
+    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), getattr(pooling, "length", None))
+    ignored = ignored if pooling is None else (*ignored, *head_tensors(pooling))
+    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling, attention=config.attention_backend)
     rows = row_store_sizes(config, facts, platform.name, length, media)
     sizes = replace(sizes, lora=lora_sizes(config, facts, platform.name, dtype), row_store=rows, tower=media.sizes)
-    sizes = replace(sizes, transformers_backend=bool(backend), weights_cache=weights_cache_for(config, facts, weights))
+    sizes = replace(sizes, transformers_backend=bool(backend), ignored_tensors=ignored)
+    sizes = replace(sizes, weights_cache=weights_cache_for(config, facts, weights))
     tied = None if pooling is not None else is_tied(there(), (hf_config, whole))
     sizes = replace(sizes, expert_placement=experts.expert_placement_of(config, facts), tied_head=tied)
     if pooling is not None:
-        sizes = replace(
-            sizes, requested_outputs=POOLED, causal=pooling.causal, ignored_tensors=(*ignored, *head_tensors(pooling))
-        )
+        sizes = replace(sizes, requested_outputs=POOLED, causal=pooling.causal)
     elif config.enable_return_routed_experts:
         sizes = replace(sizes, requested_outputs=RequestedOutputs(routed_experts=True))
     sizes = with_drafter(config, facts, platform, whole, sizes, reasons)

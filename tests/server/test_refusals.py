@@ -37,7 +37,7 @@ TAKE_ANYTHING = {
     "--reasoning-parser", "--allowed-media-domains", "--image",
     "--logits-processors", "--stop", "--bad-words", "--compilation-config.cache-dir", "--input-file", "-i",
     "--output-file", "-o", "--ignore-patterns", "--backend", "--worker-urls", "--static-backends",
-    "--prefill", "--decode", "--backend-ca-certs", "--language", "--prompt", "--output",
+    "--prefill", "--decode", "--encode", "--backend-ca-certs", "--language", "--prompt", "--output",
     "--against-model", "--reference", "--logprobs",
 }  # fmt: skip
 NONSENSE = ("", "{", "-7x")  # one of them is wrong for every other flag
