@@ -133,7 +133,7 @@ def _decide(
         config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
     )
     if files is not None:
-        reasons += describe_files(config, hf_config.model_type, weights, media.why)
+        reasons += describe_files(config, hf_config.model_type, weights, media.why, media.kinds)
         check_counts(weights, files.family, hf_config)
     pooling = pooling_of(config, whole, folder, family)
     config = _step_config(config, facts, pooling, media, reasons)

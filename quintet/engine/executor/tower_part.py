@@ -23,7 +23,7 @@ class TowerSizes:
     """The wrapper that media are encoded by."""
 
     hf_config: Any  # transformers' object
-    levels: int = 1  # rows of a medium's token: those of the first layers (deepstack) count
+    deep_layers: tuple[int, ...] = ()  # of the text model, whose inputs rows of media are added to (deepstack)
     transfer: ECTransferConfig = ECTransferConfig()  # how engines share rows
 
 
