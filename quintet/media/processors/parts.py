@@ -17,6 +17,15 @@ ARGUMENTS = {IMAGE: "images", VIDEO: "videos", AUDIO: "audio"}  # kind -> of a c
 COUNT = "batch_num_images"  # of MediaFamily.counts_pictures
 
 
+class Fields(dict[str, Any]):
+    """Fields of media by key and by attribute, as transformers' parts give them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
 class RecordedPart:
     """A part of a processor whose results are kept, and may be given again in the place of a call."""
 
@@ -55,7 +64,7 @@ class RecordedPart:
             arrays = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
             found |= {name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}
         facts = [copy.deepcopy(made.facts) for made in self._replayed]  # processors write into them
-        return found | {name: [part for each in facts for part in each[name]] for name in facts[0]}
+        return Fields(found | {name: [part for each in facts for part in each[name]] for name in facts[0]})
 
 
 def joined(fields: Sequence[Mapping[str, NDArray[Any]]], axis: int) -> dict[str, Any]:

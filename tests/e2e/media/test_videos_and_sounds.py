@@ -39,7 +39,7 @@ def items(made: Made) -> tuple[str, str, tuple[Any, ...]]:
     """The kind that is tried, its placeholder, and three items."""
     if made.kind == "video":
         return made.kind, made.token_of(made.kind), VIDEOS
-    alike = made.model.config.model_type == "phi4_multimodal"  # which hears what transformers fills shorter ones up with
+    alike = made.model.config.model_type == "phi4_multimodal"  # it hears what transformers fills shorter ones up with
     return made.kind, made.token_of(made.kind), heard(made, *(sound(0.7, at) for at in range(3)) if alike else SOUNDS)
 
 
