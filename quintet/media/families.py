@@ -57,7 +57,7 @@ def _images(*names: str, **facts: Any) -> dict[str, KindFacts]:
 
 _SIZED = ("pixel_values", "image_sizes")
 _MASKED = ("pixel_values", "pixel_attention_mask")
-_SOUND = {"method": "get_audio_features", "token": "audio_token_id", "tensors": True}
+_SOUND: dict[str, Any] = {"method": "get_audio_features", "token": "audio_token_id", "tensors": True}
 _MEL = {"attention_mask": "input_features_mask"}
 _QWEN = "<|vision_start|><|{}_pad|><|vision_end|>"
 
@@ -98,7 +98,7 @@ def _minicpm(video: str, image: str = "", **facts: Any) -> MediaFamily:
 _QWEN2_VIDEOS = "qwen2_vl.Qwen2VLVideoProcessor"
 
 
-def _omni(**facts: bool) -> dict[str, MediaFamily]:
+def _omni(**facts: Any) -> dict[str, MediaFamily]:
     """Facts of Qwen's models that listen, see and speak: of a thinker, and of a whole model with one in it, by the ends
     of their names. `facts`: of KindFacts, of recordings."""
     heard = KindFacts(
@@ -273,7 +273,7 @@ REFUSED = {
     "granite_speech_plus": "a LoRA adapter of its text model is on where a prompt has sound, and off where it has none",
     "mllama": "layers of its text model attend to pictures beside the text",
     "shieldgemma2": "it classifies pictures, and its processor writes the prompts of its policies by itself",
-    "cosmos3_omni": "its files name tensors as Diffusers does, and those of its tower are not told from the text's",
+    "cosmos3_omni": "its files name tensors as Diffusers does, and those of its tower like the text's",
     "nemo_speechlm": "its processor has a second tokenizer, for times of words, which is not loaded here",
     "vision-encoder-decoder": "its decoder attends to rows of pictures, and decoders here to those of sound or text",
     "unlimited_ocr": "layers of its text model attend to the whole prompt, and to a window of the answer",

@@ -9,6 +9,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.moe.moe import MoESizes
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
+from quintet.models.llama import LlamaForCausalLM
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
@@ -21,8 +22,9 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
         return super()._rotary(config, build) if _latent(config) else Rotary.from_config(build, config)
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
-        owner = super() if _latent(config) else super(DeepseekV3ForCausalLM, self)
-        return owner._attention(config, build, index, rotary)
+        if _latent(config):
+            return super()._attention(config, build, index, rotary)
+        return LlamaForCausalLM._attention(self, config, build, index, rotary)
 
     @staticmethod
     def neighbours(config: Any) -> bool:

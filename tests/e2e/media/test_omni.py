@@ -27,7 +27,7 @@ def test_parts_that_speak_are_named_and_sound_within_a_video_is_refused(
     with caplog.at_level(logging.INFO):
         llm = opened(made)
     assert "transformers' code encodes image and video and audio" in caplog.text
-    assert "passed over: talker (1), token2wav (1), code2wav (1)" in caplog.text
+    assert "passed over: code2wav (1), talker (1), token2wav (1)" in caplog.text
     case = prompt(made.token_of("video"), [], {"video": [(video(4, 40, 56), {"fps": 2.0})]})
     with pytest.raises(ValueError, match="the sound of videos is not read"):
         tokens(llm, [{**case, "mm_processor_kwargs": {"use_audio_in_video": True}}])

@@ -65,12 +65,12 @@ def opened(made: Made, **settings: Any) -> LLM:
 
 
 def test_tokens_are_those_of_transformers_alone_together_and_from_the_cache(made: Made) -> None:
-    llm, wanted = opened(made), [wanted(made, case) for case in cases(made).values()]
+    llm, want = opened(made), [wanted(made, case) for case in cases(made).values()]
     prompts = [prompt(*case) for case in cases(made).values()]
-    assert [tokens(llm, [each])[0] for each in prompts] == wanted
-    assert tokens(llm, prompts) == wanted, "each begins with pages of before"
+    assert [tokens(llm, [each])[0] for each in prompts] == want
+    assert tokens(llm, prompts) == want, "each begins with pages of before"
     llm.reset_prefix_cache()
-    assert tokens(llm, prompts) == wanted, "all at once"
+    assert tokens(llm, prompts) == want, "all at once"
 
 
 def test_token_ids_of_the_processor_are_the_prompts(made: Made) -> None:

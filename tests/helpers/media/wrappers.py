@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -229,7 +229,8 @@ def make(name: str, folder: Path, **changes: Any) -> Made:
         scatter(model)
         model.save_pretrained(folder)
     if wrapper.extra:
-        save_file({each: torch.zeros(2) for each in wrapper.extra}, folder / "others.safetensors")
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), **{each: torch.zeros(2) for each in wrapper.extra}}, file, {"format": "pt"})
     save_processor(name, folder)
     if wrapper.flat:  # encoders of Phi-4-multimodal look back alone where no item of a batch is filled up: a mistake
         for module in model.model.embed_tokens_extend.modules():
