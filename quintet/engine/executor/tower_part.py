@@ -59,7 +59,7 @@ class TowerPart:
             return self._computed(item)
         self._shared = self._shared or SharedRows(self._sizes.transfer, identity_of(self.model.state_dict().items()))
         width = self._sizes.hf_config.get_text_config().hidden_size
-        rows = self._shared.load(item, self._sizes.levels, width)
+        rows = self._shared.load(item, 1 + len(self._sizes.deep_layers), width)
         if rows is None:
             rows = self._computed(item)
             self._shared.save(item, rows)

@@ -64,7 +64,7 @@ class ServedMedia(NamedTuple):
         from quintet.models.transformers.tower import shorten
 
         text = copy.deepcopy(text)
-        shorten(text, self.levels)
+        shorten(text, 1 + max(self.deep_layers, default=0))
         return text, (r".*\.(?:layers|blocks|h)\.\d+\..*",)
 
     def rotary(self, longest: int) -> RotaryIndex | None:
