@@ -82,6 +82,7 @@ OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_confi
 OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
 CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
+SHARED_CLASSES = {"glmga": "glm46v"}  # model types -> those whose class transformers computes them by
 # how classes with a head are called; MarianMTModel translates
 GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 # in lower case: what names of classes of draft heads hold
@@ -164,14 +165,13 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
     if not architectures or family is None or added_for(kind, architectures):  # what is added has names of its own
         return
     names = ", ".join(map(repr, architectures[:3]))
+    known = (kind, kind.removesuffix("_text"), SHARED_CLASSES.get(kind, kind), family)
     heads = [name for name in architectures if name.endswith(GENERATIVE_SUFFIXES) or CLASS_FAMILIES.get(name) == family]
     if names_head(architectures):
         why = "which is a draft head, for speculative_config.model"
     elif not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
-    elif all(
-        _family_of(name) not in map(_comparable_name, (kind, kind.removesuffix("_text"), family)) for name in heads
-    ):
+    elif all(_family_of(name) not in map(_comparable_name, known) for name in heads):
         why = f"which is another model than its model_type, {kind!r}"
     else:
         return
@@ -198,4 +198,4 @@ def _family_of(name: str) -> str:
 
 def _comparable_name(name: str) -> str:
     """v1 stands in the middle of Hunyuan's model types, and at the end of its classes."""
-    return name.lower().replace("_", "").replace("v1", "")
+    return name.lower().replace("_", "").replace("-", "").replace("v1", "")

@@ -71,17 +71,19 @@ class DecoderTrunk(nn.Module):
         return run_residual_layers(self.layers, self.norm, x, cache, self._build, self._deep_rows(cache.batch))
 
     def _deep_rows(self, batch: Batch) -> dict[int, Callable[[int, Tensor], Tensor]]:
-        """Returns what adds the row store's further levels to the inputs of the first layers but one (deepstack)."""
+        """Returns what adds the row store's further levels to the inputs of some layers (deepstack)."""
         store, indices = self._build.row_store, batch.inputs.embed_indices
         if store is None or indices is None:
             return {}
 
+        levels = store.levels
+
         def add_level(index: int, x: Tensor) -> Tensor:
-            rows = self._ops.place_rows(torch.zeros_like(x), store.level(index), indices)
+            rows = self._ops.place_rows(torch.zeros_like(x), store.level(levels[index]), indices)
             added: Tensor = self._ops.add(x, rows)
             return added
 
-        return dict.fromkeys(range(1, store.num_deep + 1), add_level)
+        return dict.fromkeys(levels, add_level)
 
 
 def run_residual_layers(

@@ -128,7 +128,7 @@ class PositionScaling(Layer):
 # turns among the positions, frequency by frequency
 _ALTERNATING = {
     "qwen3_vl_text": (24, 20, 20), "qwen3_vl_moe_text": (24, 20, 20), "qwen3_5_text": (11, 11, 10),
-    "qwen3_5_moe_text": (11, 11, 10),
+    "qwen3_5_moe_text": (11, 11, 10), "qwen3_omni_moe_text": (24, 20, 20),
 }  # fmt: skip
 _SECTIONS = {**_ALTERNATING, **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm_ocr_text"), (8, 12, 12))}
 

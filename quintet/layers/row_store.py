@@ -26,7 +26,7 @@ class RowStoreSizes:
     rows: int  # that items can have, a multiple of PAGE_ROWS
     by_torch: bool = False  # torch can write to what the device holds
     whole_runs: bool = False  # tokens of an item that stand side by side are computed in one step
-    levels: int = 1  # rows of one token: that of its embedding, and those that are added behind the first layers
+    deep_layers: tuple[int, ...] = ()  # whose inputs a further row of each token is added to, beside its embedding
     whole_prompts: bool = False  # tokens of a prompt see one another, and are computed in one step
 
     @property
@@ -39,7 +39,7 @@ class RowStore(nn.Module):
     """The store of one rank's model."""
 
     rows: Tensor  # [S, H], of the model's type
-    deep: Tensor  # [(levels - 1) * S, H], level by level, where there are several
+    deep: Tensor  # [num_deep * S, H], level by level, where there are several
 
     def __init__(self, sizes: RowStoreSizes, dtype: torch.dtype, rank: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class RowStore(nn.Module):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self._sizes.levels * self._width * self._dtype.itemsize
+        return (1 + self.num_deep) * self._width * self._dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +116,12 @@ class RowStore(nn.Module):
     @property
     def num_deep(self) -> int:
         """Levels behind the first."""
-        return self._sizes.levels - 1
+        return len(self._sizes.deep_layers)
+
+    @property
+    def levels(self) -> dict[int, int]:
+        """Returns the level that is added to the inputs of each of these layers."""
+        return {layer: number for number, layer in enumerate(self._sizes.deep_layers, 1)}
 
     def level(self, index: int) -> Tensor:
         """Returns the rows of a level, [S, H]; 0: those of embeddings."""

@@ -17,14 +17,14 @@ from quintet.media.kinds import AUDIO, IMAGE
 from quintet.media.processing import LONGEST, HFMediaProcessor
 from quintet.media.processors.gguf import load_gguf_processor
 from quintet.media.processors.image_prompts import ImagePromptProcessor
-from quintet.media.processors.parts import ATTRIBUTES, with_own_parts
+from quintet.media.processors.parts import ATTRIBUTES, OTHER_ATTRIBUTES, with_own_parts
 from quintet.media.processors.tensor_parts import load_tensor_part
 from quintet.media.processors.voxtral import load_voxtral
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")  # that may name the class
 # wrappers whose own processor takes no text beside pictures -> the processor of the same files that does
 STAND_INS = {"colpali": "PaliGemmaProcessor", "colqwen2": "Qwen2VLProcessor"}
-PARTS = {"tokenizer", "image_processor", "video_processor", "feature_extractor"}  # that are loaded here
+PARTS = {"tokenizer", *ATTRIBUTES.values(), *OTHER_ATTRIBUTES.values()}  # that are loaded here
 
 
 def load_processor(model: MediaModel) -> MediaProcessor:
@@ -116,7 +116,9 @@ def _part(name: str, model: MediaModel) -> Any:
     """Returns a part of a processor; None for one of a kind that is not served."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
-    wanted = {ATTRIBUTES[kind] for kind in model.tokens} | {"tokenizer", ATTRIBUTES[IMAGE]}
+    kinds = model.family.kinds if model.family.numbered else model.tokens  # that processor asks all of its parts
+    wanted = {each for kind in kinds for each in (ATTRIBUTES[kind], OTHER_ATTRIBUTES.get(kind))}
+    wanted |= {"tokenizer", ATTRIBUTES[IMAGE]}
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if name not in wanted:
         return None

@@ -16,10 +16,19 @@ from quintet.media.families import MediaModel
 from quintet.media.items import AUDIO, IMAGE, ROWS, VIDEO, DecodedMedia, MediaItem, ProcessedPrompt, WireArray
 from quintet.media.processors.given import SAMPLING, blank, call_options, processor_input
 from quintet.media.processors.made import MediaCache, ProcessedMedia, fields_digest, raw_digest
-from quintet.media.processors.parts import ARGUMENTS, ATTRIBUTES, COUNT, RecordedPart, as_array, is_array
+from quintet.media.processors.parts import (
+    ARGUMENTS,
+    ATTRIBUTES,
+    COUNT,
+    OTHER_ATTRIBUTES,
+    RecordedPart,
+    as_array,
+    is_array,
+)
 
 LONGEST = 300  # characters of a processor's error
 ONE = {IMAGE: "an image", VIDEO: "a video", AUDIO: "a recording"}
+WITH_SOUND = ("use_audio_in_video", "load_audio_from_video")  # options of processors: sound between a video's frames
 MANY = {IMAGE: "images", VIDEO: "videos", AUDIO: "recordings"}
 
 
@@ -34,8 +43,9 @@ class HFMediaProcessor:
         joins = next((kind for kind in model.tokens if model.family.kinds[kind].joined), "")  # with tensors of others
         for kind in model.tokens:
             facts, name = model.family.kinds[kind], ATTRIBUTES[kind]
-            tensors = bool(facts.processor) or VIDEO in (kind, joins)
-            self._parts[kind] = RecordedPart(getattr(processor, name), int(facts.nested), tensors)
+            name = name if hasattr(processor, name) else OTHER_ATTRIBUTES.get(kind, name)
+            tensors = bool(facts.processor) or facts.tensors or VIDEO in (kind, joins)
+            self._parts[kind] = RecordedPart(getattr(processor, name), int(facts.nested), tensors, kind == AUDIO)
             setattr(processor, name, self._parts[kind])
             self._text_tokens[kind] = _text_token(processor, kind, facts.attribute)
         self._text_ids = {_token_id(processor, token): kind for kind, token in self._text_tokens.items()}
@@ -46,6 +56,10 @@ class HFMediaProcessor:
     ) -> ProcessedPrompt:
         """See MediaProcessor."""
         self._check(media)
+        if any(options.get(name) for name in WITH_SOUND):
+            raise ValueError(
+                f"{WITH_SOUND[0]}: the sound of videos is not read; give it as a recording beside the video"
+            )
         several = self.model.family.counts_pictures and sum(each.kind == IMAGE for each in media) > 1
         with self._lock:
             made = [self._made(each, options, several) for each in media]
@@ -65,6 +79,7 @@ class HFMediaProcessor:
         return ProcessedPrompt(ids, sorted(items, key=lambda item: item.spans[0]))
 
     def _check(self, media: Sequence[DecodedMedia]) -> None:
+        self._check_kinds([*dict.fromkeys(each.kind for each in media)])
         for kind in dict.fromkeys(each.kind for each in media):
             if kind not in self._parts:
                 raise ValueError(
@@ -72,11 +87,17 @@ class HFMediaProcessor:
                     f"{' or '.join(MANY[each] for each in self._parts)}"
                 )
             count, most = sum(each.kind == kind for each in media), self.model.limits.get(kind)
+            if count > 1 and self.model.family.kinds[kind].single:
+                raise ValueError(f"the prompt has {count} {MANY[kind]}, and this model takes one; send them apart")
             if most is not None and count > most:
                 raise ValueError(
                     f"the prompt has {count} {MANY[kind]}, and limit_mm_per_prompt allows {most}; give fewer, or "
                     "raise it"
                 )
+
+    def _check_kinds(self, kinds: Sequence[str]) -> None:
+        if self.model.family.apart and len(kinds) > 1:
+            raise ValueError(f"this model reads {' and '.join(MANY[kind] for kind in kinds)} in prompts of their own")
 
     def _check_rows(self, items: Sequence[MediaItem]) -> None:
         most, together = self.model.max_rows, self.model.max_prompt_rows
@@ -111,7 +132,7 @@ class HFMediaProcessor:
         count = 1 + several  # of two equal ones, the first is read as one of several
         with _one_line_errors():
             out = self._call(
-                self._text_tokens[kind] * count, {kind: [given] * count},
+                "" if facts.leads else self._text_tokens[kind] * count, {kind: [given] * count},
                 {**call_options(media, part, options), "add_special_tokens": False},
             )  # fmt: skip
             arrays = {name: WireArray.of(as_array(each)) for name, each in part.last.items() if is_array(each)}
@@ -125,7 +146,8 @@ class HFMediaProcessor:
                 "which its rows would stand for: it is too small, or processor and model do not belong together"
             )
         others = {name: each for name, each in part.last.items() if name not in arrays}
-        made = ProcessedMedia(kind, key, arrays, tuple(ids), rows, others, timing)
+        length = len(given) if kind == AUDIO else 0
+        made = ProcessedMedia(kind, key, arrays, tuple(ids), rows, others, timing, length)
         if not media.uuid:
             made = replace(made, digest=fields_digest(kind, self._arguments(made)))
         self.cache.put(key, made)
@@ -153,7 +175,8 @@ class HFMediaProcessor:
         given: dict[str, Any] = {ARGUMENTS[kind]: list(each) for kind, each in media.items()}
         if self.model.family.counts_pictures and IMAGE in media:
             given[ARGUMENTS[IMAGE]] = [given[ARGUMENTS[IMAGE]]]  # of one prompt
-        return self._processor(text=text, **given, **{"return_tensors": None, **options})
+        form = "pt" if any(self.model.family.kinds[kind].tensors for kind in media) else None
+        return self._processor(text=text, **given, **{"return_tensors": form, **options})
 
     def _placeholders(self, text: str) -> list[str]:
         """Returns the kinds of a text's placeholders, in order."""
@@ -163,6 +186,8 @@ class HFMediaProcessor:
 
     def _in_order(self, kinds: Sequence[str], made: Sequence[ProcessedMedia]) -> list[ProcessedMedia]:
         """Returns the media in the order of their placeholders, which are of these kinds."""
+        if all(self.model.family.kinds[each.kind].leads for each in made):
+            return list(made)
         for kind, token in self._text_tokens.items():
             there, wanted = kinds.count(kind), sum(each.kind == kind for each in made)
             if there != wanted:
@@ -179,9 +204,9 @@ class HFMediaProcessor:
         begins = getattr(self._processor.tokenizer, "bos_token", None)
         adds = not (begins and text.startswith(begins))  # a rendered chat brings its special tokens itself
         mine = {kind: [each for each in made if each.kind == kind] for kind in self._parts}
-        blanks = {
-            kind: [blank(kind)] * len(each) for kind, each in mine.items() if each
-        }  # the arrays are there already
+        blanks = {  # the arrays are there already
+            kind: [blank(kind, item.samples) for item in each] for kind, each in mine.items() if each
+        }
         with contextlib.ExitStack() as stack:
             for kind, each in mine.items():
                 stack.enter_context(self._parts[kind].replaying(each))
@@ -221,8 +246,12 @@ class HFMediaProcessor:
                     "for this model: give a text, or one placeholder for each"
                 )
             return ids, made
+        if self.model.family.numbered and len(made) > 1:
+            raise ValueError(
+                "this model's processor numbers the items of a prompt: give a text, or all of their tokens"
+            )
         ordered = self._in_order([self._text_ids[each] for each in ids if each in self._text_ids], made)
-        found: list[int] = []
+        found = [token for each in made for token in each.token_ids if self.model.family.kinds[each.kind].leads]
         left = iter(ordered)
         for each in ids:
             found += next(left).token_ids if each in self._text_ids else (each,)

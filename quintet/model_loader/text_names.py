@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from quintet.config import EngineConfig
 from quintet.model_loader.weight_files import WeightFiles, format_names
@@ -18,9 +18,10 @@ _HEAD = re.compile(
 # beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
 _TOWER = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
-    r"|multi_modal_projector|mm_projector|mlp_AR|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker"
-    r"|token2wav|code2wav)\..+"
+    r"|embed_tokens_extend|sam_model|qwen2_model|projector|view_seperator|multi_modal_projector|mm_projector|mlp_AR"
+    r"|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav|code2wav)(\..+)?"
 )
+SPEAKING = r"(?:talker|token2wav|code2wav)\..+"  # parts of models that speak, which nothing here computes
 # of models that speak: the part that writes; of those for late interaction: the part behind which is a projection
 _PARTS = ("thinker.", "vlm.")
 
@@ -58,23 +59,26 @@ def _tower_of(name: str) -> str:
     return parts[0] if parts else name
 
 
-def describe_files(config: EngineConfig, family: str, weights: WeightFiles, why: str) -> list[str]:
-    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text. `why`:
-    its images are refused; "" where they are served."""
+def describe_files(
+    config: EngineConfig, family: str, weights: WeightFiles, why: str, kinds: Sequence[str] = ()
+) -> list[str]:
+    """Describes what is special about a model's files: pickles, and parts of a multimodal model beside its text.
+    `why`: its media are refused; "" where some are served, which are of these `kinds`."""
     if weights.folder.is_file():
         return []
     if weights.load_format == "pt" and config.load_format == "auto":
         only = f"weights: {weights.folder} has only what torch.save wrote; it is read without running what is in it"
-        return [only, *_describe_towers(family, weights, why)]
-    return _describe_towers(family, weights, why)
+        return [only, *_describe_towers(family, weights, why, kinds)]
+    return _describe_towers(family, weights, why, kinds)
 
 
-def _describe_towers(family: str, weights: WeightFiles, why: str) -> list[str]:
+def _describe_towers(family: str, weights: WeightFiles, why: str, kinds: Sequence[str]) -> list[str]:
     names = [name for _, handle in weights.open_files() for name in handle.keys()]
     text_name = text_names(names)
-    towers = Counter(_tower_of(name) for name in names if text_name(name) is None)
-    listed = format_names([f"{tower} ({count})" for tower, count in towers.most_common()])
+    passed = [name for name in names if text_name(name) is None and (why or re.fullmatch(SPEAKING, name))]
+    listed = format_names([f"{tower} ({count})" for tower, count in Counter(map(_tower_of, passed)).most_common()])
     what = f"text of a multimodal model runs as {family}"
+    over = f". Tensors of other parts are passed over: {listed}" if passed else ""
     if not why:
-        return [f"{what}, and its images by transformers' code; audio and video are not served yet"]
-    return [f"{what}; {why}. Tensors of other parts are passed over: {listed}"] if towers else []
+        return [f"{what}, and transformers' code encodes {' and '.join(kinds)}{over}"]
+    return [f"{what}; {why}{over}"] if passed else []

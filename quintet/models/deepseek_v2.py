@@ -3,14 +3,28 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import nn
+
+from quintet.layers.build import BuildContext
 from quintet.layers.moe.moe import MoESizes
+from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
+from quintet.models.llama import LlamaForCausalLM
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
-    """V3's blocks. Weights are the softmax's own: neither scaled to 1, nor moved by a bias."""
+    """V3's blocks. Weights are the softmax's own: neither scaled to 1, nor moved by a bias. DeepSeek-OCR's text models
+    have no latent attention, but Llama's."""
 
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
+
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+        return super()._rotary(config, build) if _latent(config) else Rotary.from_config(build, config)
+
+    def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
+        if _latent(config):
+            return super()._attention(config, build, index, rotary)
+        return LlamaForCausalLM._attention(self, config, build, index, rotary)
 
     @staticmethod
     def neighbours(config: Any) -> bool:
@@ -36,3 +50,8 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
             fp32_router=True,
             shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
         )
+
+
+def _latent(config: Any) -> bool:
+    """Returns whether keys and values of attention are one latent vector."""
+    return getattr(config, "kv_lora_rank", None) is not None

@@ -26,7 +26,10 @@ def image(height: int = 40, width: int = 56, seed: int = 0, uuid: str = "") -> D
     return DecodedMedia(IMAGE, picture(height, width, seed), uuid=uuid)
 
 
-@pytest.mark.parametrize("kind", SEEING)
+SEVERAL = [kind for kind in SEEING if not FAMILIES[WRAPPERS[kind].model_type or kind].kinds[IMAGE].single]
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
 def test_a_picture_is_processed_alike_alone_and_beside_others(kind: str, tmp_path: Path) -> None:
     made, wrapper = processor(tmp_path, kind), WRAPPERS[kind]
     token = wrapper.around.format(wrapper.specials[0])

@@ -33,6 +33,7 @@ def test_each_wrapper_with_media_is_on_its_page(script: Any) -> None:
     for kind, line in shown.items():
         assert ("| served: " in line) == (kind in FAMILIES), kind
         assert kind not in REFUSED or REFUSED[kind] in line
+        assert "it was not tried" not in line, f"{kind}: say why its media are refused, or serve them"
 
 
 def test_what_is_left_out_is_not_there(script: Any) -> None:

@@ -23,7 +23,7 @@ class TowerSizes:
     """The wrapper that media are encoded by."""
 
     hf_config: Any  # transformers' object
-    levels: int = 1  # rows of a medium's token: those of the first layers (deepstack) count
+    deep_layers: tuple[int, ...] = ()  # of the text model, whose inputs rows of media are added to (deepstack)
     transfer: ECTransferConfig = ECTransferConfig()  # how engines share rows
 
 
@@ -59,7 +59,7 @@ class TowerPart:
             return self._computed(item)
         self._shared = self._shared or SharedRows(self._sizes.transfer, identity_of(self.model.state_dict().items()))
         width = self._sizes.hf_config.get_text_config().hidden_size
-        rows = self._shared.load(item, self._sizes.levels, width)
+        rows = self._shared.load(item, 1 + len(self._sizes.deep_layers), width)
         if rows is None:
             rows = self._computed(item)
             self._shared.save(item, rows)

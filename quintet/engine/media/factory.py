@@ -1,6 +1,7 @@
 """Decides which kinds of media an engine takes, and with which sizes."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,9 +35,9 @@ class ServedMedia(NamedTuple):
     kinds: tuple[str, ...] = ()  # that are served
 
     @property
-    def levels(self) -> int:
-        """Rows of a token of a medium; 0: they are refused."""
-        return 0 if self.sizes is None else self.sizes.levels
+    def deep_layers(self) -> tuple[int, ...]:
+        """Layers of the text model whose inputs rows of media are added to."""
+        return () if self.sizes is None else self.sizes.deep_layers
 
     @property
     def whole_runs(self) -> bool:
@@ -63,7 +64,7 @@ class ServedMedia(NamedTuple):
         from quintet.models.transformers.tower import shorten
 
         text = copy.deepcopy(text)
-        shorten(text, self.levels)
+        shorten(text, 1 + max(self.deep_layers, default=0))
         return text, (r".*\.(?:layers|blocks|h)\.\d+\..*",)
 
     def rotary(self, longest: int) -> RotaryIndex | None:
@@ -138,7 +139,8 @@ class Checkpoint(NamedTuple):
 
 def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> ServedMedia:
     """Decides which media are served. Of a model that takes none by its config.json, nothing is known."""
-    if model.whole.get_text_config() is model.whole or (model.place.is_file() and config.mmproj is None):
+    own = model.whole.get_text_config() is model.whole and model.whole.model_type not in FAMILIES
+    if own or (model.place.is_file() and config.mmproj is None):
         return ServedMedia(None, "this model takes text alone", model.whole)
     why = _refusal(config, facts, platform, model)
     if why:
@@ -148,12 +150,20 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
         return ServedMedia(None, why, model.whole)
     from quintet.engine.executor.tower_part import TowerSizes
 
-    wrapper = _wrapper(config, model)
-    deep = getattr(getattr(wrapper, "vision_config", None), "deepstack_visual_indexes", None) or ()
-    levels = 1 + len(deep) * FAMILIES[model.whole.model_type].deepstack
+    wrapper = encoding_part(_wrapper(config, model))
     kinds = tuple(kind for kind in _wanted(config, model) if isinstance(_token(model.whole, kind), int))
-    sizes = TowerSizes(encoding_part(wrapper), levels, config.ec_transfer_config)
+    sizes = TowerSizes(wrapper, _deep_layers(wrapper), config.ec_transfer_config)
     return ServedMedia(sizes, whole=model.whole, kinds=kinds)
+
+
+def _deep_layers(wrapper: Any) -> tuple[int, ...]:
+    """Returns the layers of a wrapper's text model whose inputs rows of media are added to."""
+    if not FAMILIES[wrapper.model_type].deepstack:
+        return ()
+    if hasattr(wrapper, "spatial_target_layers"):  # Granite 4's
+        layers = [layer for _, layer in wrapper.deepstack_layer_map or ()]
+        return tuple(dict.fromkeys([*layers, *wrapper.spatial_target_layers]))
+    return tuple(range(1, 1 + len(wrapper.vision_config.deepstack_visual_indexes or ())))
 
 
 def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
@@ -166,9 +176,12 @@ def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:
 def _token(whole: Any, kind: str) -> Any:
     """Returns the token in whose places rows of an item stand; None if a wrapper's config names none."""
     family, part = FAMILIES[whole.model_type], encoding_part(whole)
+    if family.alone:
+        return 0
     if getattr(part, "audio_config" if kind == AUDIO else "vision_config", "") is None:  # it is without that encoder
         return None
-    return 0 if family.alone else getattr(part, family.kinds[kind].token, None)
+    *parts, name = family.kinds[kind].token.split(".")
+    return getattr(functools.reduce(getattr, parts, part), name, None)
 
 
 def _refusal(config: EngineConfig, facts: Capabilities, platform: Platform, model: Checkpoint) -> str:

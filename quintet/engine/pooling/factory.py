@@ -53,8 +53,10 @@ def resolve_pooling(config: EngineConfig, pooling: Pooling, reasons: list[str]) 
 PADDED_TYPES = ("siglip_text_model", "siglip2_text_model")  # whose texts were filled up in training
 
 
-def head_tensors(pooling: Pooling) -> tuple[str, ...]:
-    """Returns patterns of tensors that are no part of the model's trunk."""
+def head_tensors(pooling: Pooling | None) -> tuple[str, ...]:
+    """Returns patterns of tensors that are no part of the trunk of a model that generates nothing."""
+    if pooling is None:
+        return ()
     beside = [rf"{each.config['tensor']}\.weight" for each in pooling.sentence.modules if each.package == GGUF]
     return (*heads.HEAD_TENSORS, *(heads.PROJECTIONS if pooling.sentence.pools_tokens else ()), *beside)
 

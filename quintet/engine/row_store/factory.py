@@ -21,7 +21,7 @@ def row_store_sizes(
 ) -> RowStoreSizes | None:
     """Returns the room for rows on a device; None: no request brings any. ValueError if the platform has none, or if
     there are rows for nothing."""
-    if not config.enable_prompt_embeds and not media.levels:
+    if not config.enable_prompt_embeds and media.sizes is None:
         if config.encoder_cache_rows is not None:
             raise ValueError(
                 f"encoder_cache_rows={config.encoder_cache_rows}: no request brings rows; set "
@@ -36,10 +36,10 @@ def row_store_sizes(
     rows = config.encoder_cache_rows
     if rows is None:
         prompt = 0 if config.enable_chunked_prefill else max_model_len  # a step has all of a prompt
-        pictures = min(2 * max_model_len, MEDIA_ROWS) if media.levels else 0
+        pictures = min(2 * max_model_len, MEDIA_ROWS) if media.sizes is not None else 0
         rows = max(config.step_tokens, prompt, pictures, 2 * EMBEDS_ROWS)
     return RowStoreSizes(
-        -(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, media.whole_runs, max(1, media.levels),
+        -(-rows // PAGE_ROWS) * PAGE_ROWS, not facts.ops_only, media.whole_runs, media.deep_layers,
         media.whole_prompts and config.runner != "pooling",
     )  # fmt: skip
 

@@ -32,10 +32,11 @@ def call_options(media: DecodedMedia, part: Any, options: Mapping[str, Any]) -> 
             **chosen}  # fmt: skip
 
 
-def blank(kind: str) -> Any:
-    """Returns an item in the place of one whose results are there already."""
+def blank(kind: str, samples: int) -> Any:
+    """Returns an item in the place of one whose results are there already. `samples`: of a recording, whose length a
+    processor may write into the text."""
     if kind == AUDIO:
-        return np.zeros(160, np.float32)
+        return np.zeros(samples or 160, np.float32)
     return _picture(np.zeros((8, 8, 3), np.uint8)) if kind == IMAGE else np.zeros((2, 8, 8, 3), np.uint8)
 
 

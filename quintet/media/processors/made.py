@@ -26,6 +26,7 @@ class ProcessedMedia:
     count: int  # those of them in whose places rows stand
     facts: dict[str, Any] = field(default_factory=dict)  # what else the part gives, such as a video's times
     timing: dict[str, WireArray] = field(default_factory=dict)  # what the whole processor gives: KindFacts.timing
+    samples: int = 0  # of a recording, at the rate of the processor's part
 
     @property
     def nbytes(self) -> int:

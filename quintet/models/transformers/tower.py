@@ -3,6 +3,8 @@
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,13 +14,14 @@ from quintet.layers.build import BuildContext
 from quintet.layers.decoder import ModelBase
 from quintet.media.families import FAMILIES
 from quintet.media.items import ROWS, MediaItem
+from quintet.model_loader.text_names import SPEAKING
 from quintet.models.transformers.construct import EmptyTensors, Unsupported, explained, failure
 from quintet.models.transformers.layer_replacement import float32_modules, loose_tensors
 from quintet.models.transformers.layers import Rest
 from quintet.models.transformers.tower_layers import replace_layers, use_attention, with_flat_kernels
 from quintet.models.transformers.weight_names import WeightNames
 
-_WHOLE = re.compile(r"vlm\.")  # what a model with a wrapper in it puts before the wrapper's names
+_WHOLE = re.compile(r"(?:vlm|thinker)\.")  # what a model with a wrapper in it puts before the wrapper's names
 FIRST_ONLY = "batch_num_images"  # an argument that says how many equal pictures there are: one of them is wanted
 
 
@@ -36,14 +39,18 @@ class MediaTower(ModelBase):
         self._kinds = FAMILIES[config.model_type].kinds
         with explained(config, "taking its towers over"):
             self._names = WeightNames(theirs)
-            self.ignored_tensors = tuple(
-                f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()
-            )
+            unexpected = getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()
             _drop_text(theirs)
             self._dtype, float32 = build.dtype, float32_modules(theirs, build.dtype)
             use_attention(theirs, build)
             self._patches = replace_layers(theirs, build, float32)
-            self.rest = Rest(build, loose_tensors(theirs, float32))
+            loose = loose_tensors(theirs, float32)
+            whole = [name for name, each in loose.items() if not each.tensor.is_floating_point()]
+            self.rest = Rest(build, {**loose, **{name: replace(loose[name], stored=False) for name in whole}})
+            self.ignored_tensors = (
+                SPEAKING, *(f".*(?:{each}).*" for each in unexpected),
+                *map(re.escape, whole),  # numbers that follow from the config, and counts of training
+            )  # fmt: skip
         for name, module in theirs.named_children():
             self.add_module(name, module)
         self.__dict__["_theirs"] = theirs  # no module of ours: its parts are
@@ -105,6 +112,9 @@ def constructed(config: Any, dtype: torch.dtype) -> nn.Module:
     for facts in FAMILIES[config.model_type].kinds.values():
         if facts.method and not hasattr(_owner(model, facts.method), facts.method):
             raise Unsupported(config, f"{type(model).__name__} has no {facts.method}(); install a newer transformers")
+    if config.model_type == "phi4_multimodal":  # marked as causal, which torch obeys where an item fills its mask
+        for module in model.modules():
+            module.is_causal = False  # type: ignore[assignment]
     return model.eval()
 
 
@@ -137,8 +147,11 @@ def _drop_text(model: Any) -> None:
     """Takes the text model and its head out of a wrapper."""
     if FAMILIES[model.config.model_type].alone:
         dropped = [getattr(model, name, None) for name in ("text_model", "text_projection")]
+    elif within := FAMILIES[model.config.model_type].within:
+        others = [child for name, child in model.model.named_children() if name != within]
+        dropped = [*others, model.get_output_embeddings()]
     else:
-        dropped = [model.get_decoder(), model.get_output_embeddings()]
+        dropped = [model.get_decoder(), model.get_output_embeddings(), getattr(model, "language_model", None)]
     for parent in (model, getattr(model, "model", None)):
         if parent is None:
             continue
@@ -168,8 +181,46 @@ def _llama4(theirs: Any, pixel_values: Tensor) -> Tensor:
     return found
 
 
+def _granite4_vision(theirs: Any, **fields: Tensor) -> SimpleNamespace:
+    """Returns zeros for embeddings, and what is added to layers' inputs; of two for one layer, the last."""
+    rows = dict(theirs.get_image_features(**fields, return_dict=True).deepstack_features)
+    deep = [each if isinstance(each, Tensor) else torch.cat(list(each)) for each in rows.values()]
+    return SimpleNamespace(pooler_output=torch.zeros_like(deep[0]), deepstack_features=deep)
+
+
+def _phi4_multimodal(theirs: Any, **fields: Tensor) -> Tensor:
+    """Returns rows of images or recordings, by what puts them into embeddings of a prompt."""
+    pictures, config = fields.pop("num_img_tokens", None), theirs.config
+    counts = fields["audio_embed_sizes"] if pictures is None else pictures
+    token = config.audio_config.audio_token_id if pictures is None else config.vision_config.image_token_id
+    ids = counts.new_full((1, int(counts.sum())), token, dtype=torch.long)
+    rows = torch.zeros(*ids.shape, config.hidden_size, dtype=theirs.dtype, device=ids.device)
+    found: Tensor = theirs.model.embed_tokens_extend(ids, rows, **fields)
+    return found
+
+
+def _vibevoice_asr(theirs: Any, input_values: Tensor, padding_mask: Tensor) -> Tensor:
+    """Returns rows of recordings, without the noise that would be drawn anew for each."""
+    made = theirs.get_audio_features(input_values=input_values, padding_mask=padding_mask, sample=False)
+    found: Tensor = made.pooler_output
+    return found
+
+
+def _video_llama_3(theirs: Any, video_compression_mask: Tensor, **fields: Tensor) -> Tensor:
+    """Returns rows of a video, without those that are like the frame before."""
+    rows = theirs.model.get_video_features(**fields, return_dict=True).pooler_output
+    return torch.cat(list(rows))[video_compression_mask]
+
+
 # of wrappers whose KindFacts name no method
-METHODS: dict[str, Callable[..., Tensor]] = {"llama4": _llama4, "qwen2_audio": _qwen2_audio}
+METHODS: dict[str, Callable[..., Any]] = {
+    "granite4_vision": _granite4_vision,
+    "llama4": _llama4,
+    "phi4_multimodal": _phi4_multimodal,
+    "qwen2_audio": _qwen2_audio,
+    "vibevoice_asr": _vibevoice_asr,
+    "video_llama_3": _video_llama_3,
+}
 
 
 def _rows(features: Any, first_only: bool) -> Tensor:

@@ -78,7 +78,9 @@ def _product(
     made: type[HFColumnParallelLinear], build: BuildContext, name: str, sizes: tuple[int, int], module: Any
 ) -> Any:
     inputs, outputs = (replicated(each, build.size) for each in sizes)
-    return made(build, inputs, {name: outputs}, module.bias is not None)
+    product: Any = made(build, inputs, {name: outputs}, module.bias is not None)
+    product.in_features, product.out_features = sizes  # some towers ask
+    return product
 
 
 def _is_of_patches(module: Any) -> bool:

@@ -12,8 +12,8 @@ from safetensors.numpy import save
 
 from quintet import LLM
 from tests.e2e.media.test_chats import TEMPLATE
-from tests.e2e.media.test_pictures import GREEDY, ONE, SMALL, TWO, prompt, tokens
-from tests.helpers.media.wrappers import Made, make
+from tests.e2e.media.test_pictures import GREEDY, SMALL, prompt, tokens, wanted
+from tests.helpers.media.wrappers import ONE, TWO, Made, make
 
 ENCODED = {"enable_mm_embeds": True, **SMALL}
 
@@ -31,16 +31,16 @@ def rows(made: Made, picture: Any) -> Any:
 
 def test_rows_are_read_as_the_image_that_they_are_of(made: Made) -> None:
     llm, text = LLM(str(made.folder), **ENCODED), f"a {made.token} b {made.token} c"
-    want = made.greedy(text, [ONE, TWO], 6)
+    want = wanted(made, (text, [ONE, TWO]))
     one, two = rows(made, ONE), rows(made, TWO)
     given: list[Any] = [[one, torch.from_numpy(two)], [{"image_embeds": one[None]}, {"image_embeds": two}], [one, TWO]]
     prompts = [prompt(text, each) for each in given]
     assert tokens(llm, prompts) == [want] * 3
     assert tokens(llm, prompts) == [want] * 3, "found in the cache"
-    assert tokens(llm, [prompt(text, [one, one])])[0] == made.greedy(text, [ONE, ONE], 6) != want
+    assert tokens(llm, [prompt(text, [one, one])])[0] == wanted(made, (text, [ONE, ONE])) != want
     part = {"type": "image_embeds", "image_embeds": base64.b64encode(save({"x": one})).decode()}
     [found] = llm.chat([{"role": "user", "content": [part]}], replace(GREEDY), use_tqdm=False, chat_template=TEMPLATE)
-    assert list(found.outputs[0].token_ids) == made.greedy(made.token, [ONE], 6)
+    assert list(found.outputs[0].token_ids) == wanted(made, (made.token, [ONE]))
     llm.close()
 
 

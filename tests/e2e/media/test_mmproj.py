@@ -13,14 +13,14 @@ import torch
 from quintet import LLM, SamplingParams
 from tests.helpers.media import wrappers
 from tests.helpers.media.mmproj import MODELS, write_mmproj, write_text
-from tests.helpers.media.wrappers import Made, make, picture
+from tests.helpers.media.wrappers import Made, make, picture, picture_prompts
 
 pytest.importorskip("PIL")
 
 COUNT = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
 SMALL = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": "16M", "use_tqdm": False}
-ONE, TWO, WIDE = picture(40, 56, 1), picture(31, 90, 2), picture(97, 130, 3)
+WIDE = picture(97, 130, 3)
 
 
 QUICK = ("gemma3", "qwen2.5vl_merger", "idefics3")
@@ -49,14 +49,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Made, Path]:
 
 
 def cases(made: Made) -> dict[str, tuple[str, list[Any]]]:
-    here = made.token
-    return {
-        "none": ("Hello there", []),
-        "one": (f"What is {here} this?", [ONE]),
-        "odd": (f"{here}tall", [picture(97, 13, 4)]),
-        "two": (f"{here}{here} both", [ONE, TWO]),
-        "wide": (f"so {here} wide", [WIDE]),
-    }
+    return {**picture_prompts(made), "wide": (f"so {made.token} wide", [WIDE])}
 
 
 def prompt(text: str, pictures: list[Any]) -> dict[str, Any]:

@@ -41,14 +41,14 @@ def test_a_chats_video_has_the_times_of_its_file(tmp_path: Path) -> None:
     frames, times = decode_video(av, io.BytesIO(FILE), DecodeJob(VIDEO, num_frames=4))  # type: ignore[arg-type]
     known = {"fps": times.rate, "total_num_frames": times.total, "frames_indices": list(times.frames)}
     prompt = {
-        "prompt": f"{TEXT[0]}{made.video_token}{TEXT[1]}",
+        "prompt": f"{TEXT[0]}{made.token_of('video')}{TEXT[1]}",
         "multi_modal_data": {"video": (frames, known)},
     }
     [want] = llm.generate(prompt, GREEDY, use_tqdm=False)
     text = made.processor.tokenizer.decode(want.prompt_token_ids)
     assert "<0.3 seconds>" in text and "<1.5 seconds>" in text, "frames 0, 6, 12 and 19, in pairs, at 10 a second"
     seen = content({"type": "video_url", "video_url": {"url": data_url(FILE, "video/mp4")}})
-    template = TEMPLATE.replace("MARK", made.video_token)
+    template = TEMPLATE.replace("MARK", made.token_of("video"))
     options: Any = {"chat_template": template, "media_io_kwargs": {"video": {"num_frames": 4}}}
     [found] = llm.chat([{"role": "user", "content": seen}], GREEDY, use_tqdm=False, **options)
     assert found.prompt_token_ids == want.prompt_token_ids

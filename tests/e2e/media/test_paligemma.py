@@ -6,8 +6,8 @@ import pytest
 
 from quintet import LLM, BeamSearchParams
 from quintet.sampling_params import SamplingParams
-from tests.e2e.media.test_pictures import COUNT, GREEDY, ONE, TWO, opened, prompt, tokens
-from tests.helpers.media.wrappers import Made, make
+from tests.e2e.media.test_pictures import GREEDY, opened, prompt, tokens, wanted
+from tests.helpers.media.wrappers import ONE, TWO, Made, make
 
 pytest.importorskip("PIL")
 
@@ -34,15 +34,15 @@ def test_pages_are_found_for_the_same_prompt_alone(made: Made, llm: LLM) -> None
     )]  # fmt: skip
     assert [each.num_cached_tokens for each in found] == [0, 80, 0, 0, 80]
     same = [list(found[at].outputs[0].token_ids) for at in (0, 1, 4)]
-    assert same == [made.greedy(text, [ONE], COUNT)] * 3
-    assert list(found[2].outputs[0].token_ids) == made.greedy(text[:-1] + "!", [ONE], COUNT)
+    assert same == [wanted(made, (text, [ONE]))] * 3
+    assert list(found[2].outputs[0].token_ids) == wanted(made, (text[:-1] + "!", [ONE]))
 
 
 def test_prompts_are_computed_in_one_step_beside_others_that_decode(made: Made, llm: LLM) -> None:
     assert not llm.config.enable_chunked_prefill and llm.config.max_num_batched_tokens >= 512
     cases = [("one " + made.token, [ONE]), ("text alone", []), (made.token + made.token, [TWO, ONE])]
     tokens_of_all = tokens(llm, [prompt(*case) for case in cases])
-    assert tokens_of_all == [made.greedy(*case, COUNT) for case in cases]
+    assert tokens_of_all == [wanted(made, case) for case in cases]
 
 
 def test_what_is_not_computed_is_refused(made: Made, llm: LLM) -> None:

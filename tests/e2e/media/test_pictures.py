@@ -13,15 +13,15 @@ from quintet import LLM, SamplingParams
 from quintet.media.families import FAMILIES
 from quintet.media.items import MediaItem
 from quintet.models.transformers.tower import MediaTower
-from tests.helpers.media.wrappers import SEEING, Made, make, picture
+from tests.helpers.media.wrappers import ONE, SEEING, TWO, Made, make, picture, picture_prompts
 
 pytest.importorskip("PIL")
 
 COUNT = 6
-GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+# a placeholder that is generated would count as one more item, where positions follow from the tokens
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, allowed_token_ids=list(range(256)))
 SMALL = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory_bytes": "16M", "use_tqdm": False}
-ONE, TWO, THREE = picture(40, 56, 1), picture(31, 90, 2), picture(64, 64, 3)
-OTHER = picture(40, 56, 9)
+THREE, OTHER = picture(64, 64, 3), picture(40, 56, 9)
 # one run of tokens each; three rotary positions and rows of several levels; several runs
 QUICK = ("llava", "qwen3_vl", "idefics3")
 KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in SEEING]
@@ -38,15 +38,10 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def cases(made: Made) -> dict[str, tuple[str, list[Any]]]:
-    """Prompts, with the pictures of each."""
-    here = made.token
-    return {
-        "none": ("Hello there", []),
-        "one": (f"What is {here} this?", [ONE]),
-        "odd": (f"{here}tall", [picture(97, 13, 4)]),
-        "two": (f"{here}{here} both", [ONE, TWO]),
-        "the same twice": (f"a {here} b {here} c {here} d", [THREE, ONE, THREE]),
-    }
+    here, found = made.token, picture_prompts(made)
+    if FAMILIES[made.model.config.model_type].kinds["image"].single:
+        return {**found, "two": ("another", [TWO]), "the same twice": ("a third", [THREE])}
+    return {**found, "the same twice": (f"a {here} b {here} c {here} d", [THREE, ONE, THREE])}
 
 
 def prompt(text: str, pictures: list[Any], **more: Any) -> dict[str, Any]:
@@ -57,17 +52,25 @@ def tokens(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GRE
     return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)]
 
 
+def wanted(made: Made, case: tuple[str, list[Any]]) -> list[int]:
+    return made.greedy(*case, COUNT, 256)
+
+
 def opened(made: Made, **settings: Any) -> LLM:
-    return LLM(str(made.folder), **{**SMALL, "mm_processor_kwargs": made.wrapper.options, **settings})
+    length = made.wrapper.length
+    return LLM(
+        str(made.folder),
+        **{**SMALL, "max_model_len": length, "mm_processor_kwargs": made.wrapper.options, **settings},
+    )
 
 
 def test_tokens_are_those_of_transformers_alone_together_and_from_the_cache(made: Made) -> None:
-    llm, wanted = opened(made), [made.greedy(*case, COUNT) for case in cases(made).values()]
+    llm, want = opened(made), [wanted(made, case) for case in cases(made).values()]
     prompts = [prompt(*case) for case in cases(made).values()]
-    assert [tokens(llm, [each])[0] for each in prompts] == wanted
-    assert tokens(llm, prompts) == wanted, "each begins with pages of before"
+    assert [tokens(llm, [each])[0] for each in prompts] == want
+    assert tokens(llm, prompts) == want, "each begins with pages of before"
     llm.reset_prefix_cache()
-    assert tokens(llm, prompts) == wanted, "all at once"
+    assert tokens(llm, prompts) == want, "all at once"
 
 
 def test_token_ids_of_the_processor_are_the_prompts(made: Made) -> None:
@@ -77,7 +80,8 @@ def test_token_ids_of_the_processor_are_the_prompts(made: Made) -> None:
         (output,) = llm.generate(prompt(*case), replace(GREEDY, max_tokens=1), use_tqdm=False)
         assert output.prompt_token_ids == ids, name
         bare = made.processor.tokenizer(case[0])["input_ids"]
-        if made.model.config.model_type == "idefics2":  # what is behind a picture's tokens depends on the text there
+        numbered = FAMILIES[made.model.config.model_type].numbered and len(case[1]) > 1
+        if numbered or made.model.config.model_type == "idefics2":  # what it writes depends on more than the picture
             bare = ids
         if FAMILIES[made.model.config.model_type].prefix:  # its processor writes tokens between pictures and text
             places = [at for at, each in enumerate(ids) if each == 258]
@@ -94,7 +98,8 @@ def test_a_prompt_is_cut_at_any_token(made: Made) -> None:
     client = llm._client
     scheduler = client.engine.scheduler  # type: ignore[union-attr]
     limits = scheduler.limits
-    for border in range(1, len(made.inputs(text, pictures)["input_ids"][0]), 3):
+    size = made.inputs(text, pictures)["input_ids"].shape[1]
+    for border in range(1, size, max(3, size // 48)):
         (parsed,) = client.parse(prompt(text, pictures))
         client.add(str(border), parsed, GREEDY)
         scheduler.limits = replace(limits, max_num_batched_tokens=border)  # type: ignore[misc]
@@ -131,14 +136,22 @@ def test_another_picture_never_finds_the_pages_of_the_first(llava: Made) -> None
     (other,) = llm.generate(prompt(text, [OTHER]), GREEDY, use_tqdm=False)
     assert again.num_cached_tokens == 96 and len(first.prompt_token_ids or ()) == 100
     assert other.prompt_token_ids == first.prompt_token_ids and other.num_cached_tokens == 64
-    assert list(other.outputs[0].token_ids) == llava.greedy(text, [OTHER], COUNT)
-    assert list(again.outputs[0].token_ids) == llava.greedy(text, [ONE], COUNT)
+    assert list(other.outputs[0].token_ids) == wanted(llava, (text, [OTHER]))
+    assert list(again.outputs[0].token_ids) == wanted(llava, (text, [ONE]))
+
+
+@pytest.mark.slow
+def test_crops_of_pictures_beside_others_without_any(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = make("deepseek_ocr2", tmp_path_factory.mktemp("crops"))
+    llm, small = opened(made), picture(40, 44, 1)
+    both = [(f"a {made.token} b {made.token}", each) for each in ([ONE, small], [small, ONE])]
+    assert [tokens(llm, [prompt(*case)])[0] for case in both] == [wanted(made, case) for case in both]
 
 
 def test_completions_of_one_prompt_share_its_picture(llava: Made) -> None:
     llm = opened(llava)
     (output,) = llm.generate(prompt(*cases(llava)["one"]), replace(GREEDY, n=3), use_tqdm=False)
-    assert [list(each.token_ids) for each in output.outputs] == [llava.greedy(*cases(llava)["one"], COUNT)] * 3
+    assert [list(each.token_ids) for each in output.outputs] == [wanted(llava, cases(llava)["one"])] * 3
 
 
 def test_a_picture_that_cannot_be_encoded_ends_its_own_requests(llava: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +204,7 @@ def test_weights_of_the_tower_sleep_wake_and_are_replaced(llava: Made, tmp_path_
             if "language_model" not in name and "lm_head" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     other.model.save_pretrained(folder)
-    changed = other.greedy(*case, COUNT)
+    changed = wanted(other, case)
     assert changed != want
     llm.reload_weights(str(folder))
     assert tokens(llm, [prompt(*case)]) == [changed]
@@ -204,4 +217,4 @@ def test_ranks_that_are_processes_encode_alike(made: Made) -> None:
         found = tokens(llm, [prompt(*case) for case in cases(made).values()])
     finally:
         llm.close()
-    assert found == [made.greedy(*case, COUNT) for case in cases(made).values()]
+    assert found == [wanted(made, case) for case in cases(made).values()]

@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from quintet import LLM, SamplingParams
+from quintet.media.families import FAMILIES
 from quintet.media.items import MediaItem
 from quintet.models.transformers.tower import MediaTower
 from tests.helpers.media.wrappers import HEARING, MOVING, Made, make, picture, sound, video
@@ -19,8 +20,10 @@ COUNT = 6
 # transformers counts tokens of videos that are generated, too: none is
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, allowed_token_ids=list(range(256)))
 SMALL = {"dtype": "float32", "max_model_len": 1024, "kv_cache_memory_bytes": "16M", "use_tqdm": False}
-QUICK = ("qwen2_5_vl", "qwen2_audio")  # positions that follow from seconds; a tower that has no method of its own
-KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in (*MOVING, *HEARING)]
+# positions that follow from seconds; a tower that has no method of its own; positions of sound beside pictures
+QUICK = (("qwen2_5_vl", "video"), ("qwen2_audio", "audio"), ("qwen2_5_omni", "audio"))
+TRIED = [*((name, "video") for name in MOVING), *((name, "audio") for name in HEARING)]
+KINDS = [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow, id="-".join(each)) for each in TRIED]
 VIDEOS = (video(4, 40, 56, 1), {"fps": 2.0}), (video(4, 31, 90, 2), {"fps": 0.75}), (video(4, 64, 64, 3), {"fps": 30.0})
 SOUNDS = sound(0.7, 1), sound(0.31, 2), sound(1.0, 3)
 Case = tuple[str, list[Any], dict[str, list[Any]]]  # text, pictures, other media
@@ -28,12 +31,22 @@ Case = tuple[str, list[Any], dict[str, list[Any]]]  # text, pictures, other medi
 
 @pytest.fixture(scope="module", params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    yield make(request.param, tmp_path_factory.mktemp(request.param))
+    name, kind = request.param
+    yield replace(make(name, tmp_path_factory.mktemp(name)), kind=kind)
 
 
 def items(made: Made) -> tuple[str, str, tuple[Any, ...]]:
     """The kind that is tried, its placeholder, and three items."""
-    return ("video", made.video_token, VIDEOS) if made.wrapper.video_processor else ("audio", made.sound_token, SOUNDS)
+    if made.kind == "video":
+        return made.kind, made.token_of(made.kind), VIDEOS
+    alike = made.model.config.model_type == "phi4_multimodal"  # it hears what transformers fills shorter ones up with
+    return made.kind, made.token_of(made.kind), heard(made, *(sound(0.7, at) for at in range(3)) if alike else SOUNDS)
+
+
+def heard(made: Made, *samples: Any) -> tuple[Any, ...]:
+    """Recordings with the rate of the model's processor, which changes nothing of them."""
+    part = getattr(made.processor, "audio_processor", None) or made.processor.feature_extractor
+    return tuple((each, part.sampling_rate) for each in samples)
 
 
 def cases(made: Made) -> dict[str, Case]:
@@ -45,9 +58,21 @@ def cases(made: Made) -> dict[str, Case]:
         "two": (f"{here}{here} both", [], {kind: [one, two]}),
         "the same twice": (f"a {here} b {here} c {here} d", [], {kind: [three, one, three]}),
     }
-    if made.wrapper.vision and made.model.config.model_type != "smolvlm":  # transformers' own mixes up its kinds
+    facts = FAMILIES[made.model.config.model_type].kinds[kind]
+    if facts.single:
+        found |= {"two": (f"{here} both", [], {kind: [two]}), "the same twice": (f"a {here} b", [], {kind: [three]})}
+    if kind == "audio" and not facts.cut:
+        found["of several windows"] = (f"so {here} long", [], {kind: [*heard(made, sound(2.7, 4))]})
+    if (
+        made.wrapper.vision
+        and not FAMILIES[made.model.config.model_type].apart
+        and made.model.config.model_type != "smolvlm"
+    ):  # transformers' own mixes up its kinds
         found["beside pictures"] = (f"a {made.token} b {here} c {made.token}", [picture(40, 56, 1)] * 2, {kind: [two]})
         found["before a picture"] = (f"{here}{made.token}", [picture(31, 90, 5)], {kind: [one]})
+    if kind == "audio" and made.wrapper.video_processor:
+        both = {"video": [VIDEOS[1]], "audio": [two]}
+        found["beside a video"] = (f"{here} a {made.token_of('video')} b", [], both)
     if kind == "video" and not made.model.config.model_type == "smolvlm":
         found["an odd number of frames"] = (f"{here}?", [], {kind: [(video(3, 40, 40, 7), {"fps": 1.0})]})
     return found
@@ -63,7 +88,7 @@ def tokens(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GRE
 
 
 def opened(made: Made, **settings: Any) -> LLM:
-    return LLM(str(made.folder), **{**SMALL, **settings})
+    return LLM(str(made.folder), **{**SMALL, "mm_processor_kwargs": made.wrapper.options, **settings})
 
 
 def wanted(made: Made, case: Case) -> list[int]:
@@ -138,7 +163,7 @@ def test_another_item_never_finds_the_pages_of_the_first(made: Made, monkeypatch
     monkeypatch.setattr(MediaTower, "encode", counted)
     llm, (kind, here, (one, *_)) = opened(made), items(made)
     text = f"A text of more than one page of tokens, so that some can be found again {here} what is it?"
-    other: Any = (one[0][::-1].copy(), one[1]) if kind == "video" else one[::-1].copy()
+    other = (one[0][::-1].copy(), one[1])
     first, again, third = ((text, [], {kind: [each]}) for each in (one, one, other))
     outputs = [llm.generate(prompt(*case), GREEDY, use_tqdm=False)[0] for case in (first, again, third)]
     assert count == [2], "the second was found"
@@ -152,7 +177,7 @@ def test_another_item_never_finds_the_pages_of_the_first(made: Made, monkeypatch
 
 def test_the_seconds_of_a_video_are_part_of_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = make("qwen2_5_vl", tmp_path_factory.mktemp("seconds"))
-    llm, frames, here = opened(made), video(6, 40, 56, 1), made.video_token
+    llm, frames, here = opened(made), video(6, 40, 56, 1), made.token_of("video")
     for fps in (0.25, 1.0, 4.0):  # equal pixels: only the positions differ, and so do K and V of the pages
         case: Case = (f"{here}" + "a text behind it" * 3, [], {"video": [(frames, {"fps": fps})]})
         assert tokens(llm, [prompt(*case)]) == [wanted(made, case)], fps
@@ -182,12 +207,12 @@ def test_a_kind_of_which_there_may_be_none_is_refused_and_others_are_not(
 ) -> None:
     made = make("llava_onevision", tmp_path_factory.mktemp("limits"))
     llm = opened(made, limit_mm_per_prompt={"image": 0, "video": 1})
-    one: Case = (f"{made.video_token} x", [], {"video": [VIDEOS[0]]})
+    one: Case = (f"{made.token_of('video')} x", [], {"video": [VIDEOS[0]]})
     assert tokens(llm, [prompt(*one)]) == [wanted(made, one)]
     with pytest.raises(ValueError, match="image"):
         tokens(llm, [prompt(made.token, [picture(8, 8)], {})])
     with pytest.raises(ValueError, match="2 items of the kind video, and 1 are the most"):
-        tokens(llm, [prompt(made.video_token * 2, [], {"video": [VIDEOS[0]] * 2})])
+        tokens(llm, [prompt(made.token_of("video") * 2, [], {"video": [VIDEOS[0]] * 2})])
     none = opened(made, limit_mm_per_prompt={"image": 0, "video": 0})
     assert none._client.engine_plan.sizes.tower is None  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="limit_mm_per_prompt has 0 of each kind"):

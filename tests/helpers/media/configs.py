@@ -40,6 +40,13 @@ class Wrapper:
     video_processor: dict[str, Any] = field(default_factory=dict)  # empty: it takes no videos
     audio: dict[str, Any] = field(default_factory=dict)  # its encoder of sound
     extractor: dict[str, Any] = field(default_factory=dict)  # of sound
+    extractor_class: str = "WhisperFeatureExtractor"
+    around_audio: str = ""  # a recording's placeholder in a text, if not `around`
+    length: int = 512  # max_model_len for its pictures
+    flat: bool = False  # its text model has no config of its own
+    part: str = ""  # entry of the config of a larger model that the wrapper is a part of
+    beside: dict[str, Any] = field(default_factory=dict)  # other entries of that
+    extra: tuple[str, ...] = ()  # tensors of the files that are no part of the wrapper
     options: dict[str, Any] = field(default_factory=dict)  # of each call of the processor
 
 

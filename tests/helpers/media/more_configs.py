@@ -147,7 +147,9 @@ MORE = {
         {"model_type": "qwen2"},
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
          "patch_size": 7},
-        {"size": {"shortest_edge": 196, "longest_edge": 1960}, "patch_size": 7}, specials=("<|image_pad|>",),
+        {"size": {"shortest_edge": 196, "longest_edge": 1960}, "patch_size": 7}, {}, {"video_token_id": 259},
+        specials=("<|image_pad|>", "<|video_pad|>"),
+        video_processor={"size": {"shortest_edge": 196, "longest_edge": 7840}, "patch_size": 7},
     ),
     "lfm2_vl": Wrapper(
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -26,15 +27,17 @@ from quintet_tools.checkpoints.random_weights import scatter
 from quintet_tools.checkpoints.tiny import hushed
 from tests.helpers.media.configs import TEXT, VOCAB, Wrapper
 from tests.helpers.media.configs import WRAPPERS as FIRST
+from tests.helpers.media.hearing_configs import HEARD
 from tests.helpers.media.more_configs import MORE
+from tests.helpers.media.newer_configs import NEWER
 
 Picture = NDArray[np.uint8]
 Media = Mapping[str, Sequence[Any]]  # kind -> items as multi_modal_data has them: videos are (frames, metadata)
 
-WRAPPERS = {**FIRST, **MORE}
+WRAPPERS = {**FIRST, **MORE, **HEARD, **NEWER}
 SEEING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.vision]
 MOVING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.video_processor]
-HEARING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.audio]
+HEARING = [kind for kind, wrapper in WRAPPERS.items() if wrapper.audio or wrapper.extractor]
 
 
 @dataclass
@@ -45,21 +48,18 @@ class Made:
     model: Any
     processor: Any
     wrapper: Wrapper
+    kind: str = ""  # of the media that a test is about
 
     @property
     def token(self) -> str:
         """The placeholder of a picture, or of a recording where it takes none, as it stands in a text."""
         return self.wrapper.around.format(self.wrapper.specials[0])
 
-    @property
-    def sound_token(self) -> str:
-        """The placeholder of a recording, as it stands in a text."""
-        return next((each for each in self.wrapper.specials if each == "<|audio|>"), self.token)
-
-    @property
-    def video_token(self) -> str:
-        """The placeholder of a video, as it stands in a text."""
-        return self.wrapper.around.format(next(each for each in self.wrapper.specials if "video" in each))
+    def token_of(self, kind: str) -> str:
+        """Returns the placeholder of a video or recording, as it stands in a text."""
+        wrapper = self.wrapper
+        around = wrapper.around_audio if kind == "audio" and wrapper.around_audio else wrapper.around
+        return around.format(_special(wrapper, kind))
 
     def inputs(self, text: str, pictures: Sequence[Picture], media: Media | None = None) -> dict[str, Any]:
         """Returns what the processor makes of a prompt. `media`: of other kinds."""
@@ -73,7 +73,7 @@ class Made:
             given |= {"videos": [frames for frames, _ in videos], "do_sample_frames": False,
                       "video_metadata": [_metadata(frames, known) for frames, known in videos]}  # fmt: skip
         if sounds := (media or {}).get("audio"):
-            given |= {"audio": list(sounds), "sampling_rate": 16000}
+            given |= {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
         if not given:
             return dict(self.processor.tokenizer(text, return_tensors="pt"))
         given |= {**self.wrapper.options, "return_tensors": "pt"}
@@ -90,19 +90,22 @@ class Made:
         out = self.model.generate(**given, **options, suppress_tokens=list(range(vocab, VOCAB)))
         return list(out[0, given["input_ids"].shape[1] :].tolist())
 
-    def greedy(self, text: str, pictures: Sequence[Picture], count: int) -> list[int]:
-        """Returns transformers' tokens, each of them computed from the beginning on."""
+    def greedy(self, text: str, pictures: Sequence[Picture], count: int, vocab: int = VOCAB) -> list[int]:
+        """Returns transformers' tokens below `vocab`, each of them computed from the beginning on."""
         given = self.inputs(text, pictures)
         ids, made = given.pop("input_ids"), []
-        given.pop("attention_mask", None)
         prefix = FAMILIES[self.model.config.model_type].prefix  # marks what is generated, and no prompt
         name = "token_type_ids" if prefix or "token_type_ids" in given else "mm_token_type_ids"  # Gemma's
         types = given.pop(name, None)
         types = torch.zeros_like(ids) if prefix else types
+        text_alone = not pictures and self.model.config.model_type == "blip-2"  # whose own wants pictures
+        model = self.model.language_model if text_alone else self.model
         with torch.inference_mode():
             for _ in range(count):
                 more = {} if types is None else {name: types}
-                made.append(int(self.model(input_ids=ids, use_cache=False, **more, **given).logits[0, -1].argmax()))
+                given["attention_mask"] = torch.ones_like(ids)
+                logits = model(input_ids=ids, use_cache=False, **more, **given).logits[0, -1, :vocab]
+                made.append(int(logits.argmax()))
                 ids = torch.cat([ids, torch.tensor([[made[-1]]])], 1)
                 types = None if types is None else torch.cat([types, torch.full_like(types[:, :1], prefix)], 1)
         return made
@@ -142,6 +145,20 @@ def picture(height: int, width: int, seed: int = 0) -> Picture:
     return (np.stack(waves, -1) * 100 + 128 + random.integers(-20, 20, 3)).clip(0, 255).astype(np.uint8)
 
 
+ONE, TWO = picture(40, 56, 1), picture(31, 90, 2)
+
+
+def picture_prompts(made: Made) -> dict[str, tuple[str, list[Picture]]]:
+    """Returns prompts, with the pictures of each."""
+    here = made.token
+    return {
+        "none": ("Hello there", []),
+        "one": (f"What is {here} this?", [ONE]),
+        "odd": (f"{here}tall", [picture(97, 13, 4)]),
+        "two": (f"{here}{here} both", [ONE, TWO]),
+    }
+
+
 def tokenizer(wrapper: Wrapper) -> PreTrainedTokenizerFast:
     """Returns a tokenizer of bytes: 256 is its BOS, 257 its EOS, and the special ones follow."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -168,12 +185,22 @@ def save_processor(kind: str, folder: Path) -> None:
         else:  # its class needs torchvision, or our functions in the place of torchvision's
             entries = {"image_processor_type": named["torchvision"], **wrapper.image_processor}
             (folder / "preprocessor_config.json").write_text(json.dumps(entries))
-    if wrapper.extractor:
-        transformers.WhisperFeatureExtractor(**wrapper.extractor).save_pretrained(folder)
+    if wrapper.audio or wrapper.extractor:
+        seen = folder / "preprocessor_config.json"  # one file for both, as published
+        entries = json.loads(seen.read_text()) if wrapper.image_processor else {}
+        getattr(transformers, wrapper.extractor_class)(**wrapper.extractor).save_pretrained(folder)
+        seen.write_text(json.dumps({**entries, **json.loads(seen.read_text())}))
     if wrapper.video_processor:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(wrapper.video_processor))
     settings = {"processor_class": PROCESSOR_MAPPING_NAMES[own], **wrapper.processor}
     (folder / "processor_config.json").write_text(json.dumps(settings))
+
+
+def _special(wrapper: Wrapper, kind: str) -> str:
+    """Returns the token that stands for a video or recording."""
+    at = 1 if "<so_embedding>" in wrapper.specials else 0
+    named = (each for each in wrapper.specials if kind in each.lower() and (wrapper.vision or each == "<|audio|>"))
+    return next(named, wrapper.specials[at])
 
 
 def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
@@ -184,10 +211,8 @@ def media_model(name: str, folder: Path, **entries: Any) -> MediaModel:
     for each, facts in FAMILIES[kind].kinds.items():
         if kind.startswith("gemma4") and (each == "audio") != bool(wrapper.audio):
             continue
-        own = facts.token == "video_token_id"
-        tokens[each] = next(ids[token] for token in ids if "video" in token) if own else 258
-        if each == "audio":
-            tokens[each] = ids.get("<|audio|>", 258)
+        own = not facts.token.startswith("image")
+        tokens[each] = ids[_special(wrapper, each)] if own else 258
     return MediaModel(kind, str(folder), tokens, **entries)
 
 
@@ -202,13 +227,22 @@ def make(name: str, folder: Path, **changes: Any) -> Made:
     encoders = {"vision_config": wrapper.vision, "audio_config": wrapper.audio}
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(0)
-        config = CONFIG_MAPPING[kind](
-            text_config={**TEXT, **wrapper.text}, **{name: each for name, each in encoders.items() if each},
-            **{wrapper.token_entry: 258, "tie_word_embeddings": False, **wrapper.entries, **changes},
-        )  # fmt: skip
+        entries = {
+            **({**TEXT, **wrapper.text} if wrapper.flat else {"text_config": {**TEXT, **wrapper.text}}),
+            **{name: each for name, each in encoders.items() if each},
+            wrapper.token_entry: 258, "tie_word_embeddings": False, **wrapper.entries, **changes,
+        }  # fmt: skip
+        config = CONFIG_MAPPING[kind](**({wrapper.part: entries, **wrapper.beside} if wrapper.part else entries))
         named = {**MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}[kind]
         model = getattr(transformers, named if isinstance(named, str) else named[0])(config).float().eval()
         scatter(model)
         model.save_pretrained(folder)
+    if wrapper.extra:
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), **{each: torch.zeros(2) for each in wrapper.extra}}, file, {"format": "pt"})
     save_processor(name, folder)
-    return Made(folder, model, _processor(media_model(name, folder)), wrapper)
+    if wrapper.flat:  # encoders of Phi-4-multimodal look back alone where no item of a batch is filled up: a mistake
+        for module in model.model.embed_tokens_extend.modules():
+            module.is_causal = False
+    part = getattr(model, wrapper.part.removesuffix("_config")) if wrapper.part else model
+    return Made(folder, part, _processor(media_model(name, folder)), wrapper)
