@@ -186,12 +186,12 @@ def write_mmproj(
             if own == "mm.input_projection.weight" and text_width:
                 x = x[:, :text_width]
             values = x.float().contiguous().numpy()
-            if dtype == "Q8_0" and values.ndim == 2 and not values.shape[-1] % 32:
+            floats = "position_embd" in own or "class_embd" in own or values.ndim == 1
+            if dtype == "Q8_0" and values.ndim == 2 and not floats and not values.shape[-1] % 32:
                 quantized = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
                 writer.add_tensor(own, quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
             else:
-                narrow = values.ndim > 1 and dtype != "Q8_0" and "embd.weight" not in own.replace("patch_embd", "")
-                writer.add_tensor(own, values.astype(dtype) if narrow else values)
+                writer.add_tensor(own, values if floats else values.astype("float16" if dtype == "Q8_0" else dtype))
     return _written(writer, path)
 
 
