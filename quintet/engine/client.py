@@ -217,8 +217,11 @@ class EngineClient:
     def _checked_folder(self, model: str) -> Path:
         """ValueError if it is another model than the one that runs, by its config.json."""
         folder = resolve_model(self.config.replace(model=model))
+        ignored = {*_FILE_ONLY_KEYS}
+        if self.config.ec_transfer_config.is_producer_alone:  # it has the first layers alone
+            ignored |= {"num_hidden_layers", "layer_types"}
         ours, other = (
-            {name: value for name, value in each.get_text_config().to_dict().items() if name not in _FILE_ONLY_KEYS}
+            {name: value for name, value in each.get_text_config().to_dict().items() if name not in ignored}
             for each in (self.engine_plan.hf_config, self._weights_config(folder))
         )
         differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))

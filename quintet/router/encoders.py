@@ -1,6 +1,7 @@
 """Disaggregated encoders: servers that encode a chat's media ahead, for the server that answers it."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +18,10 @@ from quintet.server.http.errors import ApiError
 logger = logging.getLogger(__name__)
 
 MEDIA = ("image_url", "video_url", "audio_url", "input_audio")  # types of a message's parts
-OPTIONS = ("model", "mm_processor_kwargs", "media_io_kwargs", "chat_template")
+OPTIONS = ("model", "mm_processor_kwargs", "media_io_kwargs")
+MAX_MEDIA = 64  # of a chat with more, none is encoded ahead
 _AT_ONCE = 8  # media of one chat that are being encoded
+_PATIENCE = 60.0  # seconds for all media of a chat
 _MAX_ANSWER = 2**20  # bytes
 
 
@@ -39,9 +42,11 @@ _PART, _FIELDS = msgspec.json.Decoder(_Part), msgspec.json.Decoder(dict[str, Raw
 
 
 def encode_bodies(body: bytes) -> Iterator[bytes]:
-    """Yields a chat of one token for each medium of a chat. Nothing for a body that is none: a server refuses it."""
+    """Yields a chat of one token for each medium of a chat. Nothing for a body that is none, which a server refuses,
+    and for one with more than MAX_MEDIA."""
     try:
-        media = list(_media(body))
+        media = list(itertools.islice(_media(body), MAX_MEDIA + 1))
+        media = [] if len(media) > MAX_MEDIA else media
         fields = _FIELDS.decode(body) if media else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
@@ -67,14 +72,17 @@ class Encoders:
         self._forwarder = forwarder
 
     async def encode(self, ask: RequestInfo) -> None:
-        """Returns when all media of a chat are encoded, or could not be."""
-        slots = asyncio.Semaphore(_AT_ONCE)
+        """Returns when all media of a chat are encoded, could not be, or take too long."""
+        bodies = encode_bodies(ask.body)
 
-        async def bounded(body: bytes) -> None:
-            async with slots:
+        async def work() -> None:
+            for body in bodies:  # the workers share them: a body is made when it is sent
                 await self._encode(ask, body)
 
-        await asyncio.gather(*map(bounded, encode_bodies(ask.body)))
+        try:
+            await asyncio.wait_for(asyncio.gather(*(work() for _ in range(_AT_ONCE))), _PATIENCE)
+        except asyncio.TimeoutError:
+            logger.warning("media are not encoded within %g s (request %s)", _PATIENCE, ask.request_id)
 
     async def _encode(self, ask: RequestInfo, body: bytes) -> None:
         """Asks servers of --encode in turn until one has encoded a medium."""

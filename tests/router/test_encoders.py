@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from quintet.router.encoders import encode_bodies
+from quintet.router import encoders
+from quintet.router.encoders import MAX_MEDIA, encode_bodies
 from tests.router.fakes import Call, Fake, routed
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -52,6 +53,24 @@ async def test_media_are_encoded_before_the_chat_is_answered() -> None:
         assert (await router.post(json={"model": "m", "messages": [{"role": "user", "content": "Hi"}]})).json()
         assert (await router.post("/v1/completions", json={"model": "m", "prompt": "Hi"})).json() == {"by": "a"}
         assert order == ["e", "e", "e", "a", "a", "a"]
+
+
+def test_a_chat_of_very_many_media_is_left_to_servers() -> None:
+    def chat(count: int) -> bytes:
+        return json.dumps({"messages": [{"role": "user", "content": [IMAGE] * count}]}).encode()
+
+    assert len(list(encode_bodies(chat(MAX_MEDIA)))) == MAX_MEDIA and not list(encode_bodies(chat(MAX_MEDIA + 1)))
+
+
+async def test_encoders_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "_PATIENCE", 0.1)
+
+    async def silent(call: Call) -> None:
+        await call.gone.wait()
+
+    encoder, answering = Fake("e", behave=silent), Fake("a")
+    async with routed(encoder, answering, backend=[answering], encode=[encoder]) as router:
+        assert (await router.post(json=CHAT)).json() == {"by": "a"}
 
 
 @pytest.mark.parametrize("status", [400, 429, 503])

@@ -18,7 +18,6 @@ from quintet.interface.types import FloatArray, HostBatch, HostGroup, HostInputs
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.media.items import MediaItem
-from quintet.model_loader.gguf_config import ENCODER
 from quintet.model_loader.incoming import Incoming
 from quintet.model_loader.incoming_parts import IncomingParts
 from quintet.model_loader.weight_files import WeightFiles
@@ -37,7 +36,7 @@ def make_tower(worker: "Worker", sizes: ModelSizes) -> "TowerPart | None":
         return None
     from quintet.engine.executor.tower_part import TowerPart
 
-    own = read_quantization_config(getattr(sizes.tower.hf_config, ENCODER, None))
+    own = read_quantization_config(sizes.tower.quantization)
     build = replace(worker.main.build, lora=None, row_store=None)
     if not worker.platform.encoder_platform:
         build = replace(build, quantization=build.quantization.for_encoder(own))
@@ -96,15 +95,15 @@ def reload_parts(worker: "Worker", folder: Path | WeightFiles | None) -> None:
     worker.main.reload(folder)
     if worker.encoder is not None:
         worker.encoder.reload(folder)
-    if tower is not None:
-        tower.overwrite(worker.platform)
+    if tower is not None and worker.tower is not None:
+        tower.overwrite(worker.tower.platform)
 
 
 def incoming_parts(worker: "Worker") -> IncomingParts:
     """Begins an update of the weights of the model and of what encodes its media."""
     parts = [Incoming(part.model, worker.platform) for part in (worker.main, worker.encoder) if part is not None]
     if worker.tower is not None:
-        parts.append(Incoming(worker.tower.model, worker.platform, worker.tower.model.module_name))
+        parts.append(Incoming(worker.tower.model, worker.tower.platform, worker.tower.model.module_name))
     return IncomingParts(parts)
 
 

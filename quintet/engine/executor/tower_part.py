@@ -1,16 +1,18 @@
 """The encoder of a worker, which makes rows of the row store of media: a part beside the main model."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quintet import __version__
 from quintet.config.media.ec_transfer import ECTransferConfig
 from quintet.engine.executor.model_part import drop_tensors
 from quintet.engine.row_store.shared_rows import SharedRows, identity_of
-from quintet.interface.platform import Platform
+from quintet.interface.platform import Capabilities, Platform
 from quintet.layers.build import BuildContext, finalize
 from quintet.media.items import ROWS, MediaItem
 from quintet.model_loader.loader import ParameterLoad, load, num_bytes
@@ -25,6 +27,7 @@ class TowerSizes:
     hf_config: Any  # transformers' object
     deep_layers: tuple[int, ...] = ()  # of the text model, whose inputs rows of media are added to (deepstack)
     transfer: ECTransferConfig = ECTransferConfig()  # how engines share rows
+    quantization: Any = None  # quantization_config of an encoder in a file of its own
 
 
 class TowerPart:
@@ -57,7 +60,7 @@ class TowerPart:
         """Returns the rows of a medium (see MediaTower), or those that another engine has made of it."""
         if self._sizes.transfer.ec_connector is None or ROWS in item.fields:
             return self._computed(item)
-        self._shared = self._shared or SharedRows(self._sizes.transfer, identity_of(self.model.state_dict().items()))
+        self._shared = self._shared or SharedRows(self._sizes.transfer, self._identity())
         width = self._sizes.hf_config.get_text_config().hidden_size
         rows = self._shared.load(item, 1 + len(self._sizes.deep_layers), width)
         if rows is None:
@@ -65,6 +68,13 @@ class TowerPart:
             self._shared.save(item, rows)
         device = next(self.model.parameters()).device
         return tuple(each.to(device) for each in rows)
+
+    def _identity(self) -> bytes:
+        """Returns a digest of all that rows of a medium follow from, beside the medium."""
+        facts = self.platform.probe()
+        detail = facts.detail if isinstance(facts, Capabilities) else ""
+        known = [self._sizes.hf_config.to_dict(), self.platform.name, detail, __version__, version("transformers")]
+        return identity_of(known, self.model.state_dict().items())
 
     def weights_changed(self) -> None:
         """Rows of the weights that were there before are not these weights'."""

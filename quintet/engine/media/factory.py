@@ -19,7 +19,7 @@ from quintet.media.families import FAMILIES, MediaModel, attends_ahead, encoding
 from quintet.media.info import MediaInfo
 from quintet.media.input import MediaInput
 from quintet.media.kinds import AUDIO, IMAGE
-from quintet.model_loader.gguf_config import gguf_entries
+from quintet.model_loader.gguf_config import ENCODER, gguf_entries
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 
 if TYPE_CHECKING:
@@ -55,8 +55,11 @@ class ServedMedia(NamedTuple):
         text = self.whole.get_text_config()
         if config.ec_transfer_config.ec_connector is not None and self.sizes is None:
             raise ValueError(f"ec_transfer_config is for models whose media are encoded: {self.why}; leave it out")
-        if not config.ec_transfer_config.is_producer_alone:
-            return text, ()
+        if config.ec_transfer_config.ec_connector is not None and FAMILIES[self.whole.model_type].alone:
+            raise ValueError("ec_transfer_config: rows of this model are its answers, and are not shared; leave it out")
+        tables = bool(getattr(text, "hidden_size_per_layer_input", 0))
+        if tables or not config.ec_transfer_config.is_producer_alone:
+            return text, ()  # tables of all layers' embeddings are one tensor
         if config.pipeline_parallel_size > 1:
             raise ValueError(
                 "ec_role='ec_producer' has a language model of one layer; leave pipeline_parallel_size out"
@@ -152,7 +155,8 @@ def served_media(config: EngineConfig, facts: Capabilities, platform: Platform, 
 
     wrapper = encoding_part(_wrapper(config, model))
     kinds = tuple(kind for kind in _wanted(config, model) if isinstance(_token(model.whole, kind), int))
-    sizes = TowerSizes(wrapper, _deep_layers(wrapper), config.ec_transfer_config)
+    quantized = None if config.mmproj is None else getattr(wrapper, ENCODER, None)
+    sizes = TowerSizes(wrapper, _deep_layers(wrapper), config.ec_transfer_config, quantized)
     return ServedMedia(sizes, whole=model.whole, kinds=kinds)
 
 
@@ -160,10 +164,21 @@ def _deep_layers(wrapper: Any) -> tuple[int, ...]:
     """Returns the layers of a wrapper's text model whose inputs rows of media are added to."""
     if not FAMILIES[wrapper.model_type].deepstack:
         return ()
-    if hasattr(wrapper, "spatial_target_layers"):  # Granite 4's
-        layers = [layer for _, layer in wrapper.deepstack_layer_map or ()]
-        return tuple(dict.fromkeys([*layers, *wrapper.spatial_target_layers]))
-    return tuple(range(1, 1 + len(wrapper.vision_config.deepstack_visual_indexes or ())))
+    try:
+        if hasattr(wrapper, "spatial_target_layers"):  # Granite 4's
+            layers = [layer for _, layer in wrapper.deepstack_layer_map or ()]
+            found = tuple(dict.fromkeys([*layers, *wrapper.spatial_target_layers]))
+        else:
+            found = tuple(range(1, 1 + len(wrapper.vision_config.deepstack_visual_indexes or ())))
+    except (TypeError, ValueError):
+        found = (-1,)
+    count = wrapper.get_text_config().num_hidden_layers
+    if not all(isinstance(each, int) and 0 <= each < count for each in found):
+        raise ValueError(
+            f"config.json names no layers of its {count} that rows of media are added to (deepstack_visual_indexes, "
+            "deepstack_layer_map, spatial_target_layers); correct it"
+        )
+    return found
 
 
 def _wanted(config: EngineConfig, model: Checkpoint) -> list[str]:

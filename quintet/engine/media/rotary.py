@@ -87,7 +87,9 @@ class RotaryIndex:
     def _computed(self, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         try:
             positions, shifts = self._theirs.get_rope_index(**given)
-        except (IndexError, RuntimeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever that code raises for placeholders that it does not expect
             raise ValueError(
                 "the model's code finds no positions for the prompt's media; put the tokens that begin and end an item "
                 "around each placeholder, as the chat template does"

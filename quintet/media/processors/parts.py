@@ -16,6 +16,8 @@ OTHER_ATTRIBUTES = {AUDIO: "audio_processor"}  # of some processors
 ARGUMENTS = {IMAGE: "images", VIDEO: "videos", AUDIO: "audio"}  # kind -> of a call
 COUNT = "batch_num_images"  # of MediaFamily.counts_pictures
 
+MAX_FILLED = 512 * 2**20  # bytes of what a prompt's recordings take, filled up to the longest
+
 
 class Fields(dict[str, Any]):
     """Fields of media by key and by attribute, as transformers' parts give them."""
@@ -86,6 +88,11 @@ def joined(fields: Sequence[Mapping[str, NDArray[Any]]], axis: int) -> dict[str,
 def _filled(fields: Sequence[Mapping[str, NDArray[Any]]]) -> list[dict[str, NDArray[Any]]]:
     """Returns the arrays of several media, each with zeros up to the longest of every axis but the first."""
     found: list[dict[str, NDArray[Any]]] = [{} for _ in fields]
+    if (whole := len(fields) * max(sum(each.nbytes for each in one.values()) for one in fields)) > MAX_FILLED:
+        raise ValueError(
+            f"the {len(fields)} recordings, each filled up to the longest, take {whole / 2**20:.0f} MiB, and "
+            f"{MAX_FILLED // 2**20} are the most; give fewer, or shorter ones"
+        )
     for name in fields[0]:
         sizes = [max(axis) for axis in zip(*(each[name].shape[1:] for each in fields), strict=True)]
         for each, made in zip(fields, found, strict=True):

@@ -35,6 +35,10 @@ def test_tokens_are_those_of_transformers_alone_and_together(
         assert llm.generate(given, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted[prompts.index(given[0])]
     together = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [each.outputs[0].token_ids for each in together] == wanted
+    llm.reload_weights(str(made.folder))
+    name, bias = next(each for each in made.model.named_parameters() if "vision" in each[0] and each[1].dim() == 1)
+    llm.update_weights([(name, bias.detach().clone())], partial=True)
+    assert llm.generate(prompts[1:2], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted[1]
 
 
 @pytest.mark.slow

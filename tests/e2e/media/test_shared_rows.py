@@ -1,10 +1,12 @@
 """Rows of encoders that engines share by a folder (ec_transfer_config)."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch import Tensor
 from quintet import LLM, SamplingParams
 from quintet.config.media.ec_transfer import ECTransferConfig
 from quintet.engine.row_store.shared_rows import SharedRows
-from quintet.media.items import MediaItem
+from quintet.media.items import MediaItem, WireArray
 from quintet.models.transformers.tower import MediaTower
 from tests.helpers.media.wrappers import Made, make, picture
 
@@ -103,18 +105,53 @@ def test_rows_of_other_weights_are_never_taken(
     llm.reload_weights(str(other.folder))
     assert asked(llm, *case) == other.greedy(*case, COUNT)
     assert len(encoded) == 2 and len(list(tmp_path.glob("*.rows"))) == 2
-    name, old = "model.vision_tower.encoder.layers.0.mlp.fc1.bias", llava.model.state_dict()
+    old = llava.model.state_dict()
     name = next(each for each in old if each.endswith("layers.0.mlp.fc1.bias"))
     llm.update_weights([(name, torch.zeros_like(old[name]))], partial=True)
     asked(llm, *case)
     assert len(encoded) == 3
 
 
+def test_rows_of_another_configuration_or_under_a_name_are_never_taken(
+    llava: Made, tmp_path: Path, encoded: list[bytes]
+) -> None:
+    case = f"a {llava.token} b", [ONE]
+    first = asked(opened(llava, "ec_both", tmp_path), *case)
+    transfer = {
+        "ec_connector": "ECExampleConnector", "ec_role": "ec_both",
+        "ec_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }  # fmt: skip
+    other = LLM(str(llava.folder), **SMALL, ec_transfer_config=transfer, hf_overrides={"vision_feature_layer": -1})
+    assert asked(other, *case) != first and len(encoded) == 2
+    for picture_, count in ((ONE, 2), (TWO, 3)):  # the name of both is "cat"
+        llm = opened(llava, "ec_both", tmp_path)
+        prompt = {"prompt": case[0], "multi_modal_data": {"image": [picture_]}, "multi_modal_uuids": {"image": ["cat"]}}
+        tokens = list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+        assert tokens == llava.greedy(case[0], [picture_], COUNT) and len(encoded) == count
+
+
+def test_a_folder_that_is_lost_costs_time_alone(llava: Made, tmp_path: Path, encoded: list[bytes]) -> None:
+    case, folder = (f"a {llava.token} b", [ONE]), tmp_path / "rows"
+    llm = opened(llava, "ec_both", folder)
+    want = asked(llm, *case)
+    (file,) = folder.glob("*.rows")
+    file.unlink()
+    os.mkfifo(file)  # reading it would wait for a writer
+    assert asked(opened(llava, "ec_both", folder), *case) == want
+    shutil.rmtree(folder)
+    lost = opened(llava, "ec_both", folder)
+    asked(lost, f"{llava.token}", [TWO])
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    assert asked(lost, *case) == want
+
+
 def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     extras = {"shared_storage_path": str(tmp_path), "max_bytes": 2**20}
     config = ECTransferConfig("ECExampleConnector", "ec_both", None, extras)
     shared = SharedRows(config, b"one")
-    items = [MediaItem("image", bytes([at]) * 16, spans=((0, 100),)) for at in range(5)]
+    pixels = [{"pixels": WireArray.of(np.array([at]))} for at in range(5)]
+    items = [MediaItem("image", b"named", each, ((0, 100),)) for each in pixels]
     rows = (torch.randn(100, 900),)  # 360,000 bytes
     for at, item in enumerate(items[:2]):
         shared.save(item, rows)
