@@ -143,9 +143,9 @@ def use_attention(theirs: Any, build: BuildContext) -> None:
     for module in theirs.modules():
         module.__dict__[HELD] = attention
         own = isinstance(module, PreTrainedModel) and module is not theirs  # a tower, not the wrapper with the text
-        own = own and module._supports_sdpa  # others want masks of floats: Gemma 4's encoder of sounds
         if own and hasattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS"):
-            module.config._attn_implementation = NAME
+            # a config hands it to those in it; without SDPA a mask must be of floats (Gemma 4's encoder of sounds)
+            module.config._attn_implementation = NAME if module._supports_sdpa else "eager"
 
 
 def _attended(
