@@ -62,7 +62,8 @@ def replace_layers(theirs: nn.Module, build: BuildContext, float32: list[str]) -
         made: Any = None
         name = path.rpartition(".")[2]
         if type(module) is nn.Linear:
-            made = _product(HFColumnParallelLinear, build, name, (module.in_features, module.out_features), module)
+            its = plain if name == "patch_embedding" else build  # SigLIP 2 asks for its dtype, too
+            made = _product(HFColumnParallelLinear, its, name, (module.in_features, module.out_features), module)
         elif type(module) in (nn.Conv2d, nn.Conv3d) and _is_of_patches(module):
             inputs = module.in_channels * math.prod(module.kernel_size)
             made = _product(PatchLinear, plain, name, (inputs, module.out_channels), module)
