@@ -7,8 +7,8 @@ from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.blocks import alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
-from quintet.layers.normalised_weights import normalise_head, normalise_rows
 from quintet.layers.rope import Rotary
+from quintet.layers.weight_transform import normalise_head, normalise_rows
 from quintet.models.llama import LlamaForCausalLM
 
 

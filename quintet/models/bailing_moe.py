@@ -10,7 +10,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse
 from quintet.layers.linear import CheckpointLayout
 from quintet.layers.moe.moe import MoE, MoESizes
-from quintet.layers.normalised_weights import normalise_columns, normalise_head
+from quintet.layers.weight_transform import normalise_columns, normalise_head
 from quintet.models.glm4_moe import Glm4MoeForCausalLM
 
 RENAMED = {

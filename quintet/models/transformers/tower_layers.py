@@ -62,7 +62,8 @@ def replace_layers(theirs: nn.Module, build: BuildContext, float32: list[str]) -
         made: Any = None
         name = path.rpartition(".")[2]
         if type(module) is nn.Linear:
-            made = _product(HFColumnParallelLinear, build, name, (module.in_features, module.out_features), module)
+            its = plain if name == "patch_embedding" else build  # SigLIP 2 asks for its dtype, too
+            made = _product(HFColumnParallelLinear, its, name, (module.in_features, module.out_features), module)
         elif type(module) in (nn.Conv2d, nn.Conv3d) and _is_of_patches(module):
             inputs = module.in_channels * math.prod(module.kernel_size)
             made = _product(PatchLinear, plain, name, (inputs, module.out_channels), module)
@@ -144,7 +145,8 @@ def use_attention(theirs: Any, build: BuildContext) -> None:
         module.__dict__[HELD] = attention
         own = isinstance(module, PreTrainedModel) and module is not theirs  # a tower, not the wrapper with the text
         if own and hasattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS"):
-            module.config._attn_implementation = NAME
+            # a config hands it to those in it; without SDPA a mask must be of floats (Gemma 4's encoder of sounds)
+            module.config._attn_implementation = NAME if module._supports_sdpa else "eager"
 
 
 def _attended(

@@ -24,7 +24,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import prepare
-from quintet.layers.normalised_weights import normalise_columns, normalise_rows
+from quintet.layers.weight_transform import normalise_columns, normalise_rows
 from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.derived_families import KIN, LIGHTNING

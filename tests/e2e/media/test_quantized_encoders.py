@@ -59,11 +59,12 @@ def formats(tower: MediaTower) -> set[str]:
 def test_floats_become_8_bits_as_those_of_the_text_model(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     hears = not made.wrapper.vision
     media: dict[str, Any] = {"audio": sound(1.0)} if hears else {"image": [picture(40, 56, 1)]}
+    here = made.token_of("audio") if hears else made.token
     settings = {**SMALL, "mm_processor_kwargs": made.wrapper.options}
-    exact, tower = encoded(LLM(str(made.folder), **settings), made.token, media, monkeypatch)
+    exact, tower = encoded(LLM(str(made.folder), **settings), here, media, monkeypatch)
     assert formats(tower) == {"plain"}
     for scheme in ("w8a8", "int4"):
-        found, tower = encoded(LLM(str(made.folder), quantization=scheme, **settings), made.token, media, monkeypatch)
+        found, tower = encoded(LLM(str(made.folder), quantization=scheme, **settings), here, media, monkeypatch)
         assert "w8a8" in formats(tower) and 0.99 < alike(found, exact) < 1
 
 
