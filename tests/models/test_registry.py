@@ -8,7 +8,7 @@ from quintet.models import built_in, built_in_class, families
 
 FILES = sorted({str(built_in(kind)) for kind in families()})
 # text models of checkpoints that also see; transformers lists the whole
-TEXT_MODELS = {"gemma3": "Gemma3ForCausalLM", "gemma3n": "Gemma3nForCausalLM"}
+TEXT_MODELS = {"gemma3": "Gemma3ForCausalLM", "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM"}
 
 
 @pytest.mark.parametrize("file", FILES)
