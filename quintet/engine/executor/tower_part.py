@@ -72,7 +72,7 @@ class TowerPart:
     def _identity(self) -> bytes:
         """Returns a digest of all that rows of a medium follow from, beside the medium."""
         facts = self.platform.probe()
-        detail = facts.detail if isinstance(facts, Capabilities) else ""
+        detail = facts.detail.partition(";")[0] if isinstance(facts, Capabilities) else ""  # without numbers of threads
         known = [self._sizes.hf_config.to_dict(), self.platform.name, detail, __version__, version("transformers")]
         return identity_of(known, self.model.state_dict().items())
 
