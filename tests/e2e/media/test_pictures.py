@@ -218,3 +218,14 @@ def test_ranks_that_are_processes_encode_alike(made: Made) -> None:
     finally:
         llm.close()
     assert found == [wanted(made, case) for case in cases(made).values()]
+
+
+def test_placeholders_that_have_no_positions_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = make("qwen2_vl", tmp_path_factory.mktemp("qwen2_vl"))
+    llm, case = opened(made), cases(made)["one"]
+    want = tokens(llm, [prompt(*case)])
+    ids = made.inputs(*case)["input_ids"][0].tolist()
+    split = [*ids[: ids.index(258) + 1], 65, *ids[ids.index(258) + 1 :]]  # a letter among a picture's tokens
+    with pytest.raises(ValueError, match="finds no positions"):
+        llm.generate({"prompt_token_ids": split, "multi_modal_data": {"image": [ONE]}}, GREEDY, use_tqdm=False)
+    assert tokens(llm, [prompt(*case)]) == want
