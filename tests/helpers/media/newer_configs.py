@@ -34,6 +34,11 @@ def _minicpm(**entries: Any) -> Wrapper:
     )  # fmt: skip
 
 
+def _long(wrapper: Wrapper) -> Wrapper:
+    """The wrapper with prompts of up to 2048 tokens."""
+    return replace(wrapper, text={**wrapper.text, "max_position_embeddings": 2048}, length=2048)
+
+
 NEWER = {
     "glmga": replace(MORE["glm46v"], like="glm46v"),
     "lfm3_vl": Wrapper(
@@ -92,5 +97,5 @@ NEWER = {
     "minicpmv4_7": replace(
         _minicpm(image_start_id=260, image_end_id=261, slice_start_id=262, slice_end_id=263, newline_id=10)
     ),
-    "minicpm_ocr": _minicpm(),
+    "minicpm_ocr": _long(_minicpm()),  # it gives a picture four times the tokens
 }  # fmt: skip
