@@ -10,6 +10,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 GROUP = "quintet.general_plugins"
+STAT_LOGGERS = "quintet.stat_logger_plugins"
 
 
 def entry_points(group: str) -> Sequence[metadata.EntryPoint]:

@@ -150,6 +150,10 @@ class ServerConfig:
         (), list_of(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
         "request passes through; the last is met first", group="server", metavar="PATH",
     )  # fmt: skip
+    endpoint_plugins: tuple[str, ...] = option(
+        (), list_of(text), "installed plug-ins whose routes are added, by the names that their packages give them",
+        group="server", metavar="NAME",
+    )  # fmt: skip
     playground: bool = option(True, boolean, "serve the page at /", group="server")
 
     lora_modules: tuple[LoRAModule, ...] = option(

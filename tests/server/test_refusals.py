@@ -31,7 +31,7 @@ COMMANDS = (
 TAKE_ANYTHING = {
     "--lora-modules", "--lora-hub-repos", "--lora-path", "--lora-target-modules",
     "--disable-access-log-for-endpoints", "--kv-events-config.topic",
-    "--profiler-config.torch-profiler-dir", "--middleware",
+    "--profiler-config.torch-profiler-dir", "--middleware", "--endpoint-plugins",
     "--config", "--root-path", "--system", "--prompts-file", "--served-model-name", "--api-key", "--allowed-origins",
     "--allowed-hosts", "--tool-server", "--tools", "--allow-tool", "--chat-template-kwargs", "--tool-call-parser",
     "--reasoning-parser", "--allowed-media-domains", "--image",

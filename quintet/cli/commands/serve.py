@@ -8,6 +8,7 @@ from typing import Any
 from quintet.cli.commands import _engine as engine
 from quintet.common.imports import without_garbage_collection
 from quintet.common.logging_setup import install_server_log
+from quintet.common.plugins import STAT_LOGGERS, entry_points
 from quintet.config import BUNDLED, EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
@@ -56,13 +57,26 @@ def run(arguments: argparse.Namespace) -> int:
     with without_garbage_collection():
         from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
+    _check_plugins(served)
+    check_certificate(served)
+    listener = listen(served)
+    return Supervisor(loaded, served, listener, arguments.wording).run()
+
+
+def _check_plugins(served: ServerConfig) -> None:
+    """Imports the operator's code, before the engine starts. ValueError says what cannot be used."""
     if served.middleware:
         from quintet.server.http.middleware import custom as yours
 
         yours.load_middlewares(served.middleware)
-    check_certificate(served)
-    listener = listen(served)
-    return Supervisor(loaded, served, listener, arguments.wording).run()
+    if served.endpoint_plugins:
+        from quintet.server.http.endpoint_plugins import load_endpoint_plugins
+
+        load_endpoint_plugins(served.endpoint_plugins)
+    if entry_points(STAT_LOGGERS):
+        from quintet.server.metrics.stat_loggers import load_stat_loggers
+
+        load_stat_loggers()
 
 
 def _run_models(arguments: argparse.Namespace, config: ModelsConfig) -> int:

@@ -92,6 +92,15 @@ class PoolingBounds:
         for name in ("step_tag_id", "returned_token_ids"):
             if getattr(params, name) is not None and params.task not in OF_TOKENS:
                 raise ParameterError(name, f"is for tasks of tokens ({', '.join(OF_TOKENS)}); leave it out")
+        for name in ("late_chunking_params", "late_interaction_params"):
+            if getattr(params, name) is not None and params.task != "token_embed":
+                raise ParameterError(name, f"are for token_embed, and this is {params.task}; leave them out")
+        if params.late_chunking_params is not None and (
+            params.late_interaction_params or params.step_tag_id is not None
+        ):
+            raise ParameterError(
+                "late_chunking_params", "go with neither late_interaction_params nor step_tag_id: chunks are no tokens"
+            )
         keep = params.truncate_prompt_tokens
         if keep is not None and keep > self.max_model_len:
             raise ParameterError("truncate_prompt_tokens", f"is {keep}, and max_model_len is {self.max_model_len}")

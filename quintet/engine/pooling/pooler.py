@@ -77,7 +77,9 @@ class Pooler:
         else:
             x = gathered.rows[0] if len(gathered.rows) == 1 else np.concatenate(gathered.rows)
         tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id
-        if params.of_tokens and tag is not None:
+        if params.late_chunking_params is not None:
+            x = _chunk_means(x, params.late_chunking_params.chunk_size)
+        elif params.of_tokens and tag is not None:
             x = x[np.asarray(token_ids) == tag]
         elif params.of_tokens:
             x = self._without_ends(x, params, token_ids)
@@ -122,3 +124,10 @@ class Pooler:
                 return (1 / (1 + np.exp(-wide))).astype(np.float32)
         powers = np.exp(wide - wide.max(-1, keepdims=True))
         return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def _chunk_means(x: FloatRows, size: int) -> FloatRows:
+    """[tokens, H] -> [ceil(tokens / size), H]: the mean of each `size` rows, the last of what is left."""
+    starts = np.arange(0, len(x), size)
+    sums = np.add.reduceat(x.astype(np.float64), starts, axis=0)
+    return (sums / np.diff(starts, append=len(x))[:, None]).astype(np.float32)

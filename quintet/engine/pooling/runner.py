@@ -13,6 +13,7 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.pooling.adapted_heads import AdaptedHeads, adapt_heads
 from quintet.engine.pooling.heads import FloatRows
+from quintet.engine.pooling.late_interaction import QueryCache
 from quintet.engine.pooling.pooler import PooledRows, Pooler
 from quintet.engine.request import Request
 from quintet.engine.step_plan import StepPlan
@@ -31,6 +32,7 @@ class PoolingRunner(StepRunner):
     ) -> None:
         super().__init__(ranks, batches, spans, agreement)
         self.pooler = pooler
+        self._queries = QueryCache()
 
     @property
     def supports_overlap(self) -> bool:
@@ -80,7 +82,10 @@ class PoolingRunner(StepRunner):
                 request.pooled_rows = None
                 try:
                     heads = None if request.lora is None else request.lora.packed.heads
-                    found[request] = self.pooler.finish(gathered, params, request.token_ids, heads)
+                    numbers = self.pooler.finish(gathered, params, request.token_ids, heads)
+                    if params.late_interaction_params is not None:
+                        numbers = self._queries.apply(params.late_interaction_params, numbers)
+                    found[request] = numbers
                 except ValueError as error:
                     found[request] = str(error)
         return found

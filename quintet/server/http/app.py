@@ -18,6 +18,7 @@ from quintet.server.http.anthropic.routes import router as anthropic
 from quintet.server.http.app_state import AppState
 from quintet.server.http.audio import realtime
 from quintet.server.http.audio.routes import router as audio
+from quintet.server.http.endpoint_plugins import attach_endpoint_plugins, load_endpoint_plugins
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
@@ -48,13 +49,15 @@ from quintet.server.metrics.http_metrics import HttpMetrics
 
 
 def make_app(service: AppState) -> FastAPI:
-    """Returns the app of `service`, which is at app.state.service. ValueError if a middleware cannot be used."""
+    """Returns the app of `service`, which is at app.state.service. ValueError if a middleware or an endpoint plug-in
+    cannot be used."""
     settings = service.settings
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_exception_handler(HTTPException, _refuse_path)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
     _add_routes(app, service)
+    attach_endpoint_plugins(app, load_endpoint_plugins(settings.endpoint_plugins))
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
     yours.build_middlewares(app, settings.middleware)

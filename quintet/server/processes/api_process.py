@@ -15,6 +15,8 @@ from quintet.common.processes import follow_parent, read_orders
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
+from quintet.server.http.endpoint_plugins import init_endpoint_plugins
+from quintet.server.metrics.stat_loggers import StatLoggers, load_stat_loggers
 from quintet.server.processes.messages import ApiOrders
 from quintet.server.processes.remote_backend import RemoteBackend, may_serve
 from quintet.server.tls import Certificates
@@ -58,7 +60,9 @@ class ApiServer:
     ) -> None:
         self.backend = RemoteBackend(folder, worker, settings.step_timeout, num_engines)
         self.service = AppState(self.backend, settings, worker, profiles)
-        self._server = UvicornServer(make_app(self.service), settings, self._on_signal)
+        self._app = make_app(self.service)
+        self._server = UvicornServer(self._app, settings, self._on_signal)
+        self._stat_loggers = StatLoggers([] if worker else load_stat_loggers())
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
         self._has_parent = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called by each stop()
@@ -75,7 +79,9 @@ class ApiServer:
             loop = asyncio.get_running_loop()
             follow_parent(lambda why: loop.call_soon_threadsafe(self._told, why))
         self.backend.start()
+        recording = asyncio.get_running_loop().create_task(self._stat_loggers.run(self.backend))
         try:
+            await init_endpoint_plugins(self._app)
             if self._has_parent:
                 await self._wait_until_served()  # one that comes later connects to tool servers when they are asked for
             else:
@@ -87,6 +93,7 @@ class ApiServer:
                     "API process %s: %s", self.service.name[1:], self.end.end_message(len(self.service.ended_calls))
                 )
         finally:
+            recording.cancel()
             await self.service.tool_servers.close()
             self.backend.close()
             self.service.close()

@@ -67,6 +67,7 @@ PYTHON_ELSEWHERE = {
     "docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there",
     "docs/encoder-decoders.md": "tests/e2e/families/test_encoder_decoders_served.py: it needs a BART model",
     "docs/speech.md": "tests/e2e/speech/test_served.py: it needs a Whisper model",
+    "docs/plugins.md": "tests/server/http/test_endpoint_plugins.py, tests/server/metrics/test_stat_loggers.py",
     "docs/ollama.md": "ollama may not be installed: tests/server/http/ollama/test_clients.py",
 }
 PACKAGES = {"docs/tutorials/langchain.md": "langchain_openai"}  # page -> what its code imports, and may be missing

@@ -1,6 +1,11 @@
-"""Pooling parameters that are copied."""
+"""Pooling parameters: copies, and the parameters within them."""
 
-from quintet.pooling_params import PoolingParams
+from typing import Any
+
+import pytest
+
+from quintet.pooling_params import LateChunkingParams, LateInteractionParams, PoolingParams
+from quintet.sampling_params import ParameterError
 
 
 def test_a_clone_shares_nothing() -> None:
@@ -11,3 +16,29 @@ def test_a_clone_shares_nothing() -> None:
     assert clone.returned_token_ids is not None
     clone.returned_token_ids.append(3)
     assert (params.task, params.returned_token_ids, params.normalize) == ("reward", [1, 2], True)
+
+
+def test_parameters_within_are_objects_or_their_fields() -> None:
+    params = PoolingParams(
+        late_chunking_params={"chunk_size": 4},  # type: ignore[arg-type]
+        late_interaction_params={"mode": "score_doc", "query_key": "q"},  # type: ignore[arg-type]
+    )
+    assert params.late_chunking_params == LateChunkingParams(4)
+    assert params.late_interaction_params == LateInteractionParams("score_doc", "q")
+    assert params.clone() == params
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"late_chunking_params": 3}, "must be a LateChunkingParams or a dict of its fields, not 3"),
+        ({"late_chunking_params": {"chunk_size": 0}}, "cannot be used: chunk_size must be from 1"),
+        ({"late_chunking_params": {"chunk": 1}}, "unknown late chunking parameter 'chunk'; did you mean 'chunk_size'"),
+        ({"late_interaction_params": {"mode": "score"}}, "mode must be 'cache_query' or 'score_doc'"),
+        ({"late_interaction_params": {"mode": "score_doc"}}, "query_key must name the query"),
+        ({"late_interaction_params": {"mode": "cache_query", "query_key": "q"}}, "query_uses must be the number of"),
+    ],
+)
+def test_wrong_parameters_within_are_named(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ParameterError, match=why):
+        PoolingParams(**given)

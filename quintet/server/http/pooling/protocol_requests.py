@@ -17,6 +17,7 @@ _UNSUPPORTED: dict[str, UnsupportedField] = {
 }
 _DOCUMENT = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]}
 Document = Annotated[Any, WithJsonSchema(_DOCUMENT)]
+_CHUNKS = {"type": "object", "properties": {"chunk_size": {"type": "integer", "minimum": 1}}}
 _PARTS = {"type": "object", "properties": {"content": {"type": "array"}}}
 Documents = Annotated[Any, WithJsonSchema({"anyOf": [*_DOCUMENT["anyOf"], {"type": "array", "items": _DOCUMENT}]})]
 
@@ -87,6 +88,9 @@ class PoolingRequest(EncodedBody):
     task: str | None = Field(None, description="one of the model's tasks; its first if not given")
     data: Annotated[Any, WithJsonSchema({})] = Field(None, description="for the IO processor, instead of input")
     softmax: bool | None = Field(None, description="an older name of use_activation")
+    late_chunking_params: Annotated[Any, WithJsonSchema(_CHUNKS)] = Field(
+        None, description="of token_embed: a vector for each chunk of tokens, the mean of theirs"
+    )
 
 
 class ScoreRequest(PoolingBody):

@@ -158,7 +158,7 @@ def _embedding_params(body: EncodedBody) -> PoolingParams:
 
 def _pooling_params(body: PoolingRequest) -> PoolingParams:
     params = _embedding_params(body)
-    params.task = body.task
+    params.task, params.late_chunking_params = body.task, body.late_chunking_params
     if params.use_activation is None:
         params.use_activation = body.softmax
     return params
