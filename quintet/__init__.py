@@ -29,12 +29,15 @@ _HOME = {
     "LogitsProcessor": "quintet.engine.sampling.logits_processors",
     "Metric": "quintet.engine.observability.metrics",
     "ModelRegistry": "quintet.api.model_registry",
+    "ClassificationOutput": "quintet.pooling_outputs",
     "ClassificationRequestOutput": "quintet.pooling_outputs",
+    "EmbeddingOutput": "quintet.pooling_outputs",
     "EmbeddingRequestOutput": "quintet.pooling_outputs",
     "PoolingOutput": "quintet.pooling_outputs",
     "PoolingParams": "quintet.pooling_params",
     "PoolerConfig": "quintet.config",
     "PoolingRequestOutput": "quintet.pooling_outputs",
+    "ScoringOutput": "quintet.pooling_outputs",
     "ScoringRequestOutput": "quintet.pooling_outputs",
     "PromptType": "quintet.chat.prompts",
     "RequestLogitsProcessor": "quintet.engine.sampling.logits_processors",
@@ -84,10 +87,13 @@ if TYPE_CHECKING:
     from quintet.outputs import CompletionOutput as CompletionOutput
     from quintet.outputs import Logprob as Logprob
     from quintet.outputs import RequestOutput as RequestOutput
+    from quintet.pooling_outputs import ClassificationOutput as ClassificationOutput
     from quintet.pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from quintet.pooling_outputs import EmbeddingOutput as EmbeddingOutput
     from quintet.pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from quintet.pooling_outputs import PoolingOutput as PoolingOutput
     from quintet.pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
+    from quintet.pooling_outputs import ScoringOutput as ScoringOutput
     from quintet.pooling_outputs import ScoringRequestOutput as ScoringRequestOutput
     from quintet.pooling_params import PoolingParams as PoolingParams
     from quintet.sampling_params import BeamSearchParams as BeamSearchParams

@@ -1,6 +1,7 @@
 """Writes docs/reference/ from the declarations of the code: python scripts/reference.py
 
-Commands, engine arguments, sampling parameters, environment variables, metrics, HTTP routes and tried model types.
+Commands, engine arguments, sampling parameters, environment variables, metrics, HTTP routes, tried model types and
+vLLM's names.
 tests/rules/test_reference.py checks that the pages are current.
 """
 
@@ -23,6 +24,7 @@ from quintet.server.metrics.catalogue import ALL_METRICS
 from scripts.reference_pages.http_page import http_page
 from scripts.reference_pages.markdown import cell, code, table
 from scripts.reference_pages.tried_page import tried_page
+from scripts.vllm_names.page import vllm_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- written by scripts/reference.py -->\n"
@@ -188,6 +190,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "http.md": http_page(NOTE),
         "tried-models.md": tried_page(NOTE),
+        "vllm-names.md": vllm_page(NOTE),
     }
 
 

@@ -1,0 +1,1 @@
+"""Counts vLLM's public names, and which of them quintet has."""
