@@ -12,8 +12,8 @@ How many of vLLM {version}'s public names there are here, counted by name alone:
 in [vllm.md](../vllm.md), and tests show it. *Same*: under the same name. *Refused*: by that name, with what to do
 instead. The names are read from vLLM's sources (`scripts/vllm_names/theirs.py`) and stand in
 `conformance/vllm_names.json`. An architecture counts where transformers has a class of the name whose `model_type` is
-served ([models.md](../models.md)), or where the code or a test that runs a checkpoint names it. Others count as missing,
-those among them that are served under another name.
+served ([models.md](../models.md)), or where the code or a test that runs a checkpoint names it. Others count as
+missing, those among them that are served under another name.
 
 """
 
