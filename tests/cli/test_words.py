@@ -99,6 +99,15 @@ def test_the_first_word_is_the_model_if_it_names_one(words: list[str], model: st
         assert engine.engine_settings(arguments).get("model") in (model, "bundled" if "--model" in words else model)
 
 
+def test_a_misspelt_bundled_model_is_no_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "bundled-visoin", "What is this?"]) == 1
+    assert (
+        "unknown bundled model 'bundled-visoin'; did you mean 'bundled-vision'?; if it is text"
+        in capsys.readouterr().err
+    )
+    assert engine.take_model(parsed(generate, "--", "bundled-visoin"), ["bundled-visoin"]) == ["bundled-visoin"]
+
+
 def test_a_model_that_was_taken_for_one_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

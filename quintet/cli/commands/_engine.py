@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.clients.token_speed import TokenSpeed as TokenSpeed
+from quintet.common.suggestions import unknown_name_error
 from quintet.common.terminal import print_stderr as print_stderr
-from quintet.config import EngineConfig, read_environment
+from quintet.config import BUNDLED, INSIDE, EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.hub.model_names import HUB_ID, is_local, is_model_name, is_only_model_name
 from quintet.sampling_params import SamplingParams
@@ -43,12 +44,14 @@ def take_model(arguments: argparse.Namespace, words: list[str], has_text: bool =
     """Sets arguments.MODEL to the first word, if that names a model; returns the other words.
 
     With --model all words are texts, and so are those after "--". A word such as "and/or" is the text if no other text
-    follows, is piped in, or is there by another flag (`has_text`).
+    follows, is piped in, or is there by another flag (`has_text`). ValueError: a bundled model that is not there.
     """
     arguments.MODEL = None
     given = "model" in flags.given_settings(arguments, EngineConfig)
     if given or len(words) == len(arguments.after_dashes):
         return words
+    if words[0].startswith(f"{BUNDLED}-") and " " not in words[0] and words[0] not in INSIDE:
+        raise ValueError(f"{unknown_name_error('bundled model', words[0], INSIDE)}; if it is text, put it after --")
     absent = len(words) > 1 and words[0].startswith(("/", "./", "../", "~/")) and " " not in words[0]  # a wrong path
     if not absent and not is_model_name(words[0]):
         return words
