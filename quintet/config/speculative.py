@@ -61,16 +61,16 @@ class SpeculativeConfig(Nested):
         None, optional(_method), "source of the drafts: ngram, the text so far; suffix, the text so far and past "
         "outputs; draft_model, a second model; eagle, eagle3, dflash: a head on the model's hidden states; mtp, one in "
         "the model's own checkpoint; custom_class, a class of an installed package; if not given, what `model` holds",
-        group="scheduling", choices=METHODS,
+        group="scheduling", choices=METHODS, aliases=("spec_method",),
     )  # fmt: skip
     num_speculative_tokens: int = option(
         None, optional(count()), "most tokens guessed at once; suffix_decoding_max_tree_depth if not given with suffix",
-        group="scheduling",
+        group="scheduling", aliases=("spec_tokens",),
     )  # fmt: skip
     model: str | None = option(
         None, optional(text), "folder, GGUF file or hub id of the draft model or head, or 'bundled-draft'; with "
         "custom_class, a proposer: package.module:Class or the name of an entry point in quintet.proposers",
-        group="scheduling", metavar="MODEL",
+        group="scheduling", metavar="MODEL", aliases=("spec_model",),
     )  # fmt: skip
     revision: str | None = option(
         None, optional(text), "the draft model's branch, tag or commit on the hub", group="scheduling",

@@ -13,6 +13,7 @@ import quintet
 from quintet.cli.main import COMMANDS
 from quintet.config import EngineConfig, setting_fields
 from quintet.config.schema import unsupported
+from quintet.config.schema.fields import entry_aliases
 from quintet.config.schema.flags import Parser
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig
@@ -95,6 +96,7 @@ def _takes(config: type, field: str, name: str) -> bool:
 def _takes_setting(name: str) -> bool:
     """Returns True if there is an engine argument of the name, or an alias, or it holds such settings."""
     known = {alias for each in setting_fields(EngineConfig) for alias in (each.name, *each.metadata["aliases"])}
+    known |= {*entry_aliases(EngineConfig)}
     return name in known or any(each.startswith(f"{name}.") for each in known)
 
 

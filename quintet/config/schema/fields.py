@@ -139,12 +139,26 @@ def nested(cls: type[Nested], default: Nested | None, help: str, *, group: str, 
     return option(default, parse, help, group=group, nested=cls, **more)
 
 
+def entry_aliases(cls: type) -> dict[str, str]:
+    """Returns the aliases of entries of nested configurations: {"spec_method": "speculative_config.method"}."""
+    return {
+        alias: f"{each.name}.{entry.name}"
+        for each in setting_fields(cls)
+        if "nested" in each.metadata
+        for entry in dataclasses.fields(each.metadata["nested"])
+        for alias in entry.metadata["aliases"]
+    }
+
+
 def flatten_nested(cls: type, named: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of cls that hold a configuration, entry by entry: {"speculative_config": {"method": m}} becomes
-    {"speculative_config.method": m}. Refuses an entry that is given in both ways."""
+    {"speculative_config.method": m}, and so does an alias of an entry, {"spec_method": m}. Refuses an entry that is
+    given in both ways."""
     holding = {each.name: each.metadata["nested"] for each in setting_fields(cls) if "nested" in each.metadata}
+    aliases = entry_aliases(cls)
     flat: dict[str, Any] = {}
-    for name, value in named.items():
+    for given, value in named.items():
+        name = aliases.get(given, given)
         pieces = {name: value}
         if name in holding and value is not None:
             pieces = {f"{name}.{entry}": each for entry, each in holding[name].entries(value).items()} or {name: {}}

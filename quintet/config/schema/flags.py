@@ -226,6 +226,7 @@ def _add_nested(target: Any, cls: type, each: Field[Any]) -> None:
         # a switch may stand alone, or bring its word
         alone = {"nargs": "?", "const": True} if isinstance(entry.default, bool) else {}
         words = [f"{name}.{entry.name.replace('_', '-')}" for name in names if name.startswith("--")]
+        words += [f"--{alias.replace('_', '-')}" for alias in entry.metadata["aliases"]]
         options = {"type": _read(entry.metadata["parse"]), "dest": f"{dest}.{entry.name}", **alone, **unset}
         target.add_argument(*words, help=argparse.SUPPRESS, **options)
 
