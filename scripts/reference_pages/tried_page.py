@@ -10,9 +10,10 @@ from scripts.reference_pages.markdown import cell, code, table
 
 RESULTS = Path(__file__).parents[2] / "conformance" / "tried_models.json"
 INTRO = """
-Small random copies of the causal model types and encoders of transformers {version}, by the default config of each
-type, here on the CPU and in transformers, in float32, with two prompts of 5 and 19 tokens: 12 greedy tokens behind
-each, or an encoder's hidden states (to 0.001 of their standard deviation). No published checkpoint was run. Written by
+Small random copies of the causal model types, encoders and encoder-decoders of transformers {version}, by the default
+config of each type, here on the CPU and in transformers, in float32, with two prompts of 5 and 19 tokens: 12 greedy
+tokens behind each and their log-probabilities (to 0.005), or an encoder's hidden states (to 0.001 of their standard
+deviation). No published checkpoint was run. Written by
 
 ```text
 quintet try --all --json > conformance/tried_models.json

@@ -27,6 +27,11 @@ def folder_of(tmp_path: Path, **entries: Any) -> str:
 # ---------------------------------------------------------------------------------------------------- small configs
 
 
+def reference(small: SmallCopy) -> list[tuple[list[int], list[float]]]:
+    """What run_here() returns, where all is equal."""
+    return list(zip(small.tokens, small.logprobs, strict=True))
+
+
 def test_a_layer_of_each_kind_stays() -> None:
     made = small("gemma3_text")  # 5 windowed layers, 1 that sees all, and so on
     assert made["layer_types"] == ["sliding_attention", "full_attention"]
@@ -138,16 +143,20 @@ def test_hidden_states_of_an_encoder_are_compared(
     assert "hidden states differ from transformers': a number of prompt 2 is" in line and "0.001 are allowed" in line
 
 
-def test_a_model_with_an_encoder_of_text_is_native_and_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["try", folder_of(tmp_path, model_type="bart")]) == 1, "nothing was compared"
+@pytest.mark.parametrize("kind", ["bart", "plbart", "marian"])  # the second's config names no first token
+def test_an_encoder_decoder_of_text_is_compared(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", folder_of(tmp_path, model_type=kind)]) == 0
+    assert f"({kind}): native, tokens equal" in capsys.readouterr().out
+
+
+def test_an_encoder_of_sound_is_native_and_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", folder_of(tmp_path, model_type="whisper")]) == 1, "nothing was compared"
     line = capsys.readouterr().out
-    assert line.startswith(f"{tmp_path} (bart): native, ") and "equal" not in line and "encoder and a decoder" in line
+    assert line.startswith(f"{tmp_path} (whisper): native, ") and "equal" not in line and "its encoder hears" in line
 
 
 def test_a_wrapper_is_tried_as_its_text_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "run_here", lambda small, settings: small.tokens)
+    monkeypatch.setattr(trial, "run_here", lambda small, settings: reference(small))
     result = trial.try_model(EngineConfig(model=folder_of(tmp_path, model_type="gemma3")))
     assert (result.model_type, result.verdict) == ("gemma3_text", "native")
 
@@ -161,13 +170,25 @@ def test_a_model_that_cannot_run_is_refused_with_the_reason(tmp_path: Path, caps
 def test_a_token_that_differs_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def changed(small: SmallCopy, _: Any) -> list[list[int]]:
-        first, second = small.tokens
-        return [first, [*second[:3], (second[3] + 1) % 128, *second[4:]]]
+    def changed(small: SmallCopy, _: Any) -> list[tuple[list[int], list[float]]]:
+        first, (second, logprobs) = reference(small)
+        return [first, ([*second[:3], (second[3] + 1) % 128, *second[4:]], logprobs)]
 
     monkeypatch.setattr(trial, "run_here", changed)
     assert main(["try", folder_of(tmp_path, model_type="llama")]) == 1
     assert f"differ from transformers': token 4 of {NEW_TOKENS} after prompt 2 is another" in capsys.readouterr().out
+
+
+def test_a_probability_that_differs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def changed(small: SmallCopy, _: Any) -> list[tuple[list[int], list[float]]]:
+        first, (second, logprobs) = reference(small)
+        return [first, (second, [*logprobs[:3], logprobs[3] - 0.01, *logprobs[4:]])]
+
+    monkeypatch.setattr(trial, "run_here", changed)
+    assert main(["try", folder_of(tmp_path, model_type="llama")]) == 1
+    assert "the log-probability of token 4 after prompt 2 is 0.01 off, 0.005 are allowed" in capsys.readouterr().out
 
 
 def test_weights_that_differ_give_other_tokens(tmp_path: Path) -> None:
@@ -175,7 +196,7 @@ def test_weights_that_differ_give_other_tokens(tmp_path: Path) -> None:
     first, second = (
         small_copy.make_small_copy(AutoConfig.for_model("llama"), tmp_path / str(seed), seed) for seed in (0, 1)
     )
-    assert trial._difference(first.tokens, second.tokens)
+    assert trial._difference(reference(first), second)
     assert all(len(set(tokens)) > 2 for tokens in first.tokens)  # not one token for ever
 
 
@@ -200,7 +221,7 @@ def test_of_the_hub_config_json_alone_is_downloaded(tmp_path: Path, monkeypatch:
         return folder_of(tmp_path, model_type="llama")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    monkeypatch.setattr(trial, "run_here", lambda small, settings: small.tokens)
+    monkeypatch.setattr(trial, "run_here", lambda small, settings: reference(small))
     assert trial.try_model(EngineConfig(model="some/model")).passed
     assert wanted == [["config.json"]]
 

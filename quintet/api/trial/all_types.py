@@ -1,4 +1,4 @@
-"""Tries all causal models and encoders of the installed transformers by their default configs, each in a process."""
+"""Tries all causal models, encoders and encoder-decoders of transformers by default configs, each in a process."""
 
 import contextlib
 import json
@@ -33,10 +33,11 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 
 
 def tried_types() -> list[str]:
-    """Returns the model types with a causal language model or an encoder in transformers, sorted."""
+    """Returns the model types with a causal model, an encoder or an encoder-decoder in transformers, sorted."""
     from transformers.models.auto import modeling_auto as auto
 
-    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES})
+    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return sorted({*causal, *masked, *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES})
 
 
 def try_all(

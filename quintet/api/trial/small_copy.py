@@ -27,13 +27,15 @@ _FIRST_ID = 4  # smaller ids are special tokens
 
 @dataclass(frozen=True)
 class SmallCopy:
-    """Folder of a small model, the prompts, and the tokens that transformers continues them with; of an encoder their
-    hidden states, each [tokens, hidden]."""
+    """Folder of a small model, the prompts, and the tokens that transformers continues them with, with their
+    log-probabilities; of an encoder their hidden states, each [tokens, hidden]."""
 
     folder: Path
-    prompts: list[list[int]]
+    prompts: list[list[int]]  # of an encoder-decoder, for its encoder
     tokens: list[list[int]]
+    logprobs: list[list[float]]
     states: list[torch.Tensor] | None = None
+    start: int | None = None  # of an encoder-decoder, the token that its decoder begins with
 
 
 def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> SmallCopy:
@@ -46,16 +48,17 @@ def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> 
         raise ValueError(f"transformers makes no small config of {kind!r}: {one_line(error)}") from error
     if not any(getattr(small, name, None) for name in LENGTH_ENTRIES):  # ALiBi, recurrent states
         small.seq_length = POSITIONS
+    encodes, start = _sees_both_ways(small), _decoder_start(small)
     with torch.random.fork_rng(devices=[]), _without_bars():
         torch.manual_seed(seed)
         model = _model(small, kind)
         randomize(model)
         try:
             model.save_pretrained(folder)
-            found = _encoded(model) if _sees_both_ways(small) else _continued(model)
+            found = _encoded(model) if encodes else _continued(model, start)
         except Exception as error:  # whatever transformers' code raises
             raise ValueError(f"transformers' own code fails on a small copy of {kind!r}: {one_line(error)}") from error
-    return SmallCopy(folder, *found)
+    return SmallCopy(folder, *found, start=start)
 
 
 @contextlib.contextmanager
@@ -79,17 +82,31 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]
 
 
+def _decoder_start(config: "PretrainedConfig") -> int | None:
+    """Returns the token that the decoder of an encoder-decoder begins with; None of other models."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return None
+    start = getattr(config, "decoder_start_token_id", None)
+    return int(start if start is not None else getattr(config, "bos_token_id", None) or 0)
+
+
 def _sees_both_ways(config: "PretrainedConfig") -> bool:
     """Returns whether it is compared by hidden states: an encoder, or a decoder made into an embedder."""
-    return is_encoder(config) or getattr(config, "use_bidirectional_attention", None) is True
+    return _decoder_start(config) is None and (
+        is_encoder(config) or getattr(config, "use_bidirectional_attention", None) is True
+    )
 
 
 def _model(config: "PretrainedConfig", kind: str) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto as auto
 
     made: Any = AutoModel if _sees_both_ways(config) else AutoModelForCausalLM
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and made is not AutoModel:
+    if _decoder_start(config) is not None:
+        made = AutoModelForSeq2SeqLM
+        if kind not in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            raise ValueError(f"transformers has no encoder-decoder of text of type {kind!r}")
+    elif kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and made is not AutoModel:
         raise ValueError(f"transformers has no causal language model and no encoder of type {kind!r}")
     kernels = {"attn_implementation": "eager", "experts_implementation": "eager", "trust_remote_code": False}
     try:
@@ -114,6 +131,8 @@ def randomize(model: Any) -> None:
     transposed = {id(each.weight) for each in model.modules() if isinstance(each, Conv1D)}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # positions that are computed
+            continue
         if parameter.dim() < 2:
             parameter.copy_(torch.nan_to_num(parameter).clamp(-8, 8) + torch.randn_like(parameter) * 0.2)
         elif id(parameter) in embeddings or "embed" in name:
@@ -132,37 +151,40 @@ def _prompts(model: Any) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _encoded(model: Any) -> tuple[list[list[int]], list[list[int]], list[torch.Tensor]]:
+def _encoded(model: Any) -> tuple[list[list[int]], list[Any], list[Any], list[torch.Tensor]]:
     """Prompts, no tokens, and the prompts' hidden states."""
     prompts = _prompts(model)
     states = [model(torch.tensor([prompt])).last_hidden_state[0].float() for prompt in prompts]
     if not all(bool(each.isfinite().all()) and float(each.std()) > 0 for each in states):
         raise ValueError("its hidden states are not finite, or all alike")
-    return prompts, [], states
+    return prompts, [], [], states
 
 
-def _continued(model: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and their greedy continuations: of several draws, one where rounding decides no token."""
-    found: tuple[list[list[int]], list[list[int]]] = [], []
+def _continued(model: Any, start: int | None) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
+    """Prompts, their greedy continuations and the log-probabilities of these: of several draws, one where rounding
+    decides no token."""
     for _ in range(TRIES):
         prompts = _prompts(model)
-        greedy = [_greedy(model, prompt) for prompt in prompts]
-        found = prompts, [tokens for tokens, _ in greedy]
-        if min(margin for _, margin in greedy) > CLEAR:
+        greedy = [_greedy(model, prompt, start) for prompt in prompts]
+        if min(margin for *_, margin in greedy) > CLEAR:
             break
-    return found
+    return prompts, [tokens for tokens, *_ in greedy], [logprobs for _, logprobs, _ in greedy]
 
 
-def _greedy(model: Any, prompt: Sequence[int]) -> tuple[list[int], float]:
-    """The next tokens, and the smallest distance of the two largest logits, in standard deviations. Without a cache:
-    each step computes the whole text."""
-    ids, margin = list(prompt), float("inf")
+def _greedy(model: Any, prompt: Sequence[int], start: int | None) -> tuple[list[int], list[float], float]:
+    """The next tokens, their log-probabilities, and the smallest distance of the two largest logits, in standard
+    deviations. Without a cache: each step computes the whole text. `start`: of a decoder behind an encoder, which reads
+    the prompt."""
+    ids, logprobs, margin = [*prompt] if start is None else [start], list[float](), float("inf")
+    given: dict[str, Any] = {} if start is None else {"input_ids": torch.tensor([prompt])}
+    text = "input_ids" if start is None else "decoder_input_ids"
     for _ in range(NEW_TOKENS):
         with torch.no_grad():
-            logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+            logits = model(**given, **{text: torch.tensor([ids])}, use_cache=False).logits[0, -1].float()
         if not bool(logits.isfinite().all()) or float(logits.std()) == 0:
             raise ValueError("its logits are not finite, or all alike")
         first, second = logits.topk(2).values.tolist()
         margin = min(margin, (first - second) / float(logits.std()))
+        logprobs.append(float(logits.log_softmax(-1).max()))
         ids.append(int(logits.argmax()))
-    return ids[len(prompt) :], margin
+    return ids[-NEW_TOKENS:], logprobs, margin

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 NATIVE, BACKEND, REFUSED, NO_COPY, NOT_RUN = "native", "backend", "refused", "no copy", "not run"
 TOKENS, STATES = "tokens", "hidden states"  # that are compared
+SPEECH = ("whisper", "moonshine")  # encoder-decoders whose encoder takes sound
+NEAR = 5e-3  # of log-probabilities
 REMEDY = "give a local folder with its config.json"
 
 
@@ -76,9 +78,11 @@ def try_model(config: EngineConfig) -> TrialResult:
         why += "; the code that comes with it was not run" if raw.get("auto_map") else ""
         return TrialResult(config.model, kind, NATIVE if native else REFUSED, None, why)
     whole = transformers_config(kind, raw, file)
-    if getattr(whole, "is_encoder_decoder", False) and kind in families():
-        why = "it has an encoder and a decoder, of which no small copy is made; `quintet conformance` compares it"
-        return TrialResult(config.model, kind, NATIVE, None, why)
+    if getattr(whole, "is_encoder_decoder", False):
+        if kind in SPEECH:
+            why = "its encoder hears, and the small copy reads text; `quintet conformance` compares it"
+            return TrialResult(config.model, kind, NATIVE, None, why)
+        return _compared(config.model, whole)
     try:
         text = whole.get_text_config()
     except ValueError as error:  # several of them
@@ -120,7 +124,7 @@ def _compared(name: str, text: "PretrainedConfig") -> TrialResult:
         try:
             _, backend = read_model(EngineConfig(model=folder, device=host), Path(folder), {})
             difference = (
-                _difference(run_here(small, settings), small.tokens)
+                _difference(run_here(small, settings), small)
                 if small.states is None
                 else _distance(encode_here(small, settings), small.states)
             )
@@ -131,18 +135,27 @@ def _compared(name: str, text: "PretrainedConfig") -> TrialResult:
     return TrialResult(name, kind, verdict, not difference, difference, TOKENS if small.states is None else STATES)
 
 
-def run_here(small: SmallCopy, settings: dict[str, Any]) -> list[list[int]]:
-    """Greedy tokens of the prompts, by an engine on the CPU."""
+def run_here(small: SmallCopy, settings: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+    """Greedy tokens of the prompts and their log-probabilities, by an engine on the CPU."""
     from quintet.api.llm import LLM
     from quintet.sampling_params import SamplingParams
 
     llm = LLM(**settings)
-    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=0)
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in small.prompts]
+    if small.start is not None:
+        begun = {"prompt_token_ids": [small.start]}
+        prompts = [{"encoder_prompt": prompt, "decoder_prompt": begun} for prompt in prompts]
     outputs = [output.outputs[0] for output in llm.generate(prompts, greedy, use_tqdm=False)]
     if failed := next((each for each in outputs if each.finish_reason == "error"), None):
         raise RuntimeError(str(failed.error))
-    return [list(each.token_ids) for each in outputs]
+    return [
+        (
+            list(each.token_ids),
+            [at[token].logprob for token, at in zip(each.token_ids, each.logprobs or [], strict=True)],
+        )
+        for each in outputs
+    ]
 
 
 def encode_here(small: SmallCopy, settings: dict[str, Any]) -> list[torch.Tensor]:
@@ -165,11 +178,14 @@ def _distance(here: list[torch.Tensor], reference: list[torch.Tensor]) -> str:
     return ""
 
 
-def _difference(here: list[list[int]], reference: list[list[int]]) -> str:
-    """The first token that differs; "" if all are equal."""
-    for prompt, (ours, theirs) in enumerate(zip(here, reference, strict=True), 1):
+def _difference(here: list[tuple[list[int], list[float]]], small: SmallCopy) -> str:
+    """The first token that differs, or whose probability does; "" if all are equal."""
+    for prompt, ((ours, found), theirs, wanted) in enumerate(zip(here, small.tokens, small.logprobs, strict=True), 1):
         if ours != theirs:
             pairs = zip(ours, theirs, strict=False)
             place = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(theirs)))
             return f"token {place + 1} of {len(theirs)} after prompt {prompt} is another"
+        far, place = max((abs(one - other), at) for at, (one, other) in enumerate(zip(found, wanted, strict=True), 1))
+        if not far <= NEAR:
+            return f"the log-probability of token {place} after prompt {prompt} is {far:.2g} off, {NEAR:g} are allowed"
     return ""

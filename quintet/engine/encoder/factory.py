@@ -86,7 +86,7 @@ def decoding_rules(folder: Path, hf_config: Any, worker: "Worker") -> DecodingRu
     if not cast(CrossEncoder, worker.encoder.model).has_timestamps:
         entries.pop("no_timestamps_token_id", None)
     try:
-        return DecodingRules.of_generation_config(entries, hf_config.decoder_start_token_id, eot, vocab)
+        return DecodingRules.of_generation_config(entries, getattr(hf_config, "decoder_start_token_id", -1), eot, vocab)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
 
