@@ -215,6 +215,17 @@ def test_the_tokens_are_those_without_it(tmp_path: Path, method: str) -> None:
         assert stats(ours).scheduler.num_preemptions > 0 and stats(ours).scheduler.prefix_hits > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_two_ranks_propose_and_change_nothing(tmp_path: Path, method: str) -> None:
+    files = written(tmp_path, method)
+    settings = {**SETTINGS, "tensor_parallel_size": 2}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
+    with LLM(str(files.target), **settings) as theirs, LLM(str(files.target), **settings, **spec(files)) as ours:
+        found = [[list(o.outputs[0].token_ids) for o in llm.generate(prompts(), params)] for llm in (ours, theirs)]
+        assert found[0] == found[1] and stats(ours).spec_decode.num_accepted_tokens > 0
+
+
 def test_heads_of_other_models_are_refused(tmp_path: Path) -> None:
     files = written(tmp_path, "eagle3")
     entries = json.loads((files.head / "config.json").read_text())
