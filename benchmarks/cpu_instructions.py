@@ -45,6 +45,7 @@ KERNELS = {
     "Q5_K": Kernel(10, 32, 192, mins=True, levels=True),
     "Q6_K": Kernel(10, 16, 192, levels=True),
     "Q8_0": Kernel(4, 32, 256),
+    "Q5_0": Kernel(12, 32, 160),
     "int8": Kernel(4, 128, 256),
     "w8a8": Kernel(2, 0, 256),
     "IQ4_NL": Kernel(6, 32, 128, table=True),  # and IQ1_S, IQ2_XXS, IQ3_XXS, IQ3_S

@@ -54,7 +54,7 @@ void products_are_near(const cpu::BlockKind& kind, cpu::QuantizedScheme scheme, 
     const long outputs = 70, inputs = 512, blocks = 2, stride = inputs / kind.values * kind.bytes, groups = inputs / kind.group;
     const std::vector<uint8_t> rows = drawn(outputs * stride);
     std::vector<uint8_t> packed(sized(blocks * inputs / 4 * cpu::quad_bytes(scheme)));
-    std::vector<int8_t> scales(sized(blocks * (groups + inputs / 128) * cpu::kLinearColumns));
+    std::vector<int8_t> scales(sized(blocks * (kind.fives ? 2 * groups : groups + inputs / 128) * cpu::kLinearColumns));
     std::vector<int8_t> mins(kind.mins ? scales.size() : 0);
     const bool good = cpu::lay_blocks({rows.data(), packed.data(), scales.data(), kind.mins ? mins.data() : nullptr, outputs,
                                        inputs, stride, &kind});
@@ -90,8 +90,10 @@ int blocks_failures() {
     expect(cpu::block_kind("Q9_K") == nullptr, "what is not there is found", "Q9_K", 0);
     with_each_isa([] {
         for (const cpu::BlockKind& kind : cpu::block_kinds()) {
-            if (!kind.levels) continue;
-            for (const long tokens : {1L, 3L, 7L, 61L}) {
+            for (const long tokens : {1L, 2L, 3L, 4L, 7L, 61L}) {
+                if (kind.fives) products_are_near(kind, cpu::kInt5, tokens);
+                if (kind.fives) products_are_near(kind, cpu::kW5a8, tokens);
+                if (!kind.levels) continue;
                 products_are_near(kind, kind.nibbles ? cpu::kInt4Levels : cpu::kInt6Levels, tokens);
                 products_are_near(kind, kind.nibbles ? cpu::kW4a8Levels : cpu::kW6a8Levels, tokens);
             }

@@ -103,14 +103,15 @@ void rows_of_float8_are_exact(cpu::Float8Format format, cpu::LinearType type, lo
 }
 
 // What is unpacked otherwise, too: (value - zero) * scale + minimum.
-void rows_of_levels_are_near(const char* name, cpu::QuantizedScheme scheme, long outputs) {
+void rows_of_blocks_are_near(const char* name, cpu::QuantizedScheme scheme, long outputs) {
     const cpu::BlockKind& kind = *cpu::block_kind(name);
     const long inputs = 512, stride = inputs / kind.values * kind.bytes, groups = inputs / kind.group;
     const long columns = (outputs + cpu::kLinearColumns - 1) / cpu::kLinearColumns * cpu::kLinearColumns;
     std::vector<uint8_t> rows(static_cast<size_t>(outputs * stride));  // bytes of small numbers in float16
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint8_t>((i * 7 + i / 5) % 0x30);
     std::vector<uint8_t> packed(static_cast<size_t>(columns * inputs / 4 * cpu::quad_bytes(scheme) / cpu::kLinearColumns));
-    std::vector<int8_t> scales(static_cast<size_t>((groups + inputs / 128) * columns)), mins(kind.mins ? scales.size() : 0);
+    std::vector<int8_t> scales(static_cast<size_t>((kind.fives ? 2 * groups : groups + inputs / 128) * columns));
+    std::vector<int8_t> mins(kind.mins ? scales.size() : 0);
     bool good = cpu::lay_blocks({rows.data(), packed.data(), scales.data(), kind.mins ? mins.data() : nullptr, outputs, inputs,
                                  stride, &kind});
     std::vector<uint8_t> values(static_cast<size_t>(outputs * inputs / (kind.nibbles ? 2 : 1)));
@@ -150,8 +151,9 @@ int quantized_rows_failures() {
                 rows_of_tiles_are_exact(scheme, type, 96, outputs, 3);
                 rows_of_tiles_are_exact(scheme, type, 16384, outputs, 128);
             }
-            for (const char* name : {"Q2_K", "Q3_K", "Q4_K"}) rows_of_levels_are_near(name, cpu::kInt4Levels, outputs);
-            for (const char* name : {"Q5_K", "Q6_K"}) rows_of_levels_are_near(name, cpu::kW6a8Levels, outputs);
+            for (const char* name : {"Q2_K", "Q3_K", "Q4_K"}) rows_of_blocks_are_near(name, cpu::kInt4Levels, outputs);
+            for (const char* name : {"Q5_K", "Q6_K"}) rows_of_blocks_are_near(name, cpu::kW6a8Levels, outputs);
+            rows_of_blocks_are_near("Q5_0", cpu::kW5a8, outputs);
             for (const auto format : {cpu::kE4m3fn, cpu::kE5m2}) {
                 rows_of_float8_are_exact(format, type, 33, outputs, 16);
                 rows_of_float8_are_exact(format, type, 96, outputs, 96);

@@ -17,7 +17,7 @@ namespace quintet::cpu {
 namespace {
 
 QuantizedScheme scheme_of(int scheme, long inputs, long outputs, long groups) {
-    expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to 10, not " + std::to_string(scheme));
+    expect(scheme >= 0 && scheme < kQuantizedSchemes, "scheme must be 0 to " + std::to_string(kQuantizedSchemes - 1) + ", not " + std::to_string(scheme));
     expect(inputs >= 1 && outputs >= 1 && groups >= 1, "a weight has inputs, outputs and groups");
     if (scheme == kW8a8) {
         expect(groups == 1 && inputs <= kMostInputs,
@@ -106,7 +106,8 @@ void unpack(const std::string& name, uintptr_t values, uintptr_t scales, uintptr
 bool lay_rows(const std::string& name, uintptr_t packed, uintptr_t scales, uintptr_t mins, uintptr_t rows, long outputs,
               long inputs, long stride) {
     const BlockKind& kind = kind_of(name, outputs, inputs, stride);
-    expect(kind.levels && kind.mins == (mins != 0), "blocks with levels go where there is room for what they have");
+    expect((kind.levels || kind.fives) && kind.mins == (mins != 0),
+           "blocks with levels or of 5 bits go where there is room for what they have");
     const BlocksLaying call{reinterpret_cast<const uint8_t*>(rows), reinterpret_cast<uint8_t*>(packed),
                             reinterpret_cast<int8_t*>(scales), reinterpret_cast<int8_t*>(mins), outputs, inputs, stride, &kind};
     const nb::gil_scoped_release released;
@@ -126,7 +127,7 @@ void bind_quantized(nb::module_& m) {
           "x [tokens, inputs] times a weight that pack_quantized() packed, plus bias (0: none), into out [tokens, outputs], "
           "which is contiguous. `scheme` is 0 for int8, 1 for int4, 2 for W8A8 of one group, 3 for W4A8, 4 for W8A8 in "
           "groups, 5 and 6 for 4 bits looked up in `table` with rows of 16 and of 8 bits, 7 to 10 for what lay_blocks() laid, of 4 "
-          "bits and of 6 with rows of 16 and of 8; `kind`, of out, x and bias, as in "
+          "bits and of 6 with rows of 16 and of 8, 11 and 12 for 5 bits with them; `kind`, of out, x and bias, as in "
           "linear(); addresses, and sizes in elements. Beside scales: zero points, minima, the inputs' order, how many inputs "
           "share a scale of a row (0: a group), and whether powers of two follow a block's scales.");
     m.def("lay_quantized", &lay, nb::arg("packed"), nb::arg("values"), nb::arg("bytes"), nb::arg("outputs"),
@@ -148,9 +149,9 @@ void bind_quantized(nb::module_& m) {
           "and float32 scales and minima (0: it has none) [outputs, groups].");
     m.def("lay_blocks", &lay_rows, nb::arg("name"), nb::arg("packed"), nb::arg("scales"), nb::arg("mins"), nb::arg("rows"),
           nb::arg("outputs"), nb::arg("inputs"), nb::arg("stride"),
-          "Rows of a K-quant's blocks to where quantized() finds them: packed [blocks, inputs / 4, 128 or 192], scales and minima "
-          "int8 [blocks, groups + inputs / 128, LINEAR_COLUMNS]: codes, then float16 for each 256 inputs. False where a number "
-          "is not finite.");
+          "Rows of a K-quant's or Q5_0's blocks to where quantized() finds them: packed [blocks, inputs / 4, 128 or 192], scales and minima "
+          "int8 [blocks, groups + inputs / 128, LINEAR_COLUMNS]: codes, then float16 for each 256 inputs; of Q5_0 [blocks, inputs / 4, "
+          "160] and float16 [blocks, groups, LINEAR_COLUMNS]. False where a number is not finite.");
 }
 
 }  // namespace quintet::cpu

@@ -30,26 +30,39 @@ enum QuantizedScheme {
     kW4a8Levels,
     kInt6Levels,  // [quads, 128 + 64 bytes]: nibbles, and two bits of each value above them, in heights of 16 columns
     kW6a8Levels,
+    // [pairs of quads, 2 * 128 + 64 bytes]: nibbles, and a bit of each value above them, in heights of 16 columns, the second
+    // quad's after the first one's. Scales are in float16; rows as the above.
+    kInt5,
+    kW5a8,
     kQuantizedSchemes
 };
 
 constexpr long kLevelInputs = 256;
-constexpr int kMiddleOfSix = 32;  // what 0 is stored as, in 6 bits without minima
+constexpr int kMiddleOfFive = 16;  // what 0 is stored as
+constexpr int kMiddleOfSix = 32;   // the same in 6 bits without minima
 
 constexpr bool looked_up(QuantizedScheme s) { return s == kTable4 || s == kTable4a8; }
 constexpr bool leveled(QuantizedScheme s) { return s >= kInt4Levels && s <= kW6a8Levels; }
 constexpr bool six(QuantizedScheme s) { return s == kInt6Levels || s == kW6a8Levels; }
+constexpr bool five(QuantizedScheme s) { return s == kInt5 || s == kW5a8; }
 constexpr bool nibbles(QuantizedScheme s) { return s == kInt4 || s == kW4a8 || looked_up(s) || (leveled(s) && !six(s)); }
-constexpr int32_t offset_of(QuantizedScheme s) { return six(s) ? kMiddleOfSix : nibbles(s) && !looked_up(s) ? 8 : 128; }
+constexpr int32_t offset_of(QuantizedScheme s) {
+    return six(s) ? kMiddleOfSix : five(s) ? kMiddleOfFive : nibbles(s) && !looked_up(s) ? 8 : 128;
+}
 
 // 16 bits are 256 * high + low, both of -128..127, so the largest is 256 * 127 + 127.
 constexpr float largest_input(QuantizedScheme s) {
-    return s == kInt8 || s == kInt4 || s == kTable4 || s == kInt4Levels || s == kInt6Levels ? 32639.0F : 127.0F;
+    return s == kInt8 || s == kInt4 || s == kTable4 || s == kInt4Levels || s == kInt6Levels || s == kInt5 ? 32639.0F : 127.0F;
 }
 
 constexpr long kQuad = 4;
-// Bytes of a block's quad.
-constexpr long quad_bytes(QuantizedScheme s) { return kLinearColumns * (six(s) ? 3 : nibbles(s) ? 2 : 4); }
+// A mask of so many bits above a nibble.
+template <int Bits>
+constexpr char bits_above_four = ((1 << Bits) - 1) << 4;
+// Bytes of a block's quad; of 5 bits half of those of two.
+constexpr long quad_bytes(QuantizedScheme s) {
+    return five(s) ? kLinearColumns * 5 / 2 : kLinearColumns * (six(s) ? 3 : nibbles(s) ? 2 : 4);
+}
 constexpr long kLeastGroup = 16;     // inputs
 constexpr long kLargestGroup = 128;  // inputs: 128 * 128 * 32639 and 128 * 255 * 32639 are below 2^31
 constexpr long kMostInputs = 131072;  // of kW8a8: 131072 * 128 * 127 is below 2^31; what lies between may wrap around

@@ -24,11 +24,15 @@ inline Ints low_odd(Bytes x) { return low_even(_mm256_srli_epi16(x, 8)); }
 inline Ints high_even(Bytes x) { return low_even(_mm256_srli_epi16(x, 4)); }
 inline Ints high_odd(Bytes x) { return _mm256_srli_epi16(x, 12); }
 inline Bytes lower(Bytes x, int bits) { return _mm256_srl_epi16(x, _mm_cvtsi32_si128(bits)); }
-inline Bytes low_six(Bytes low, Bytes above) {
-    const Bytes two = _mm256_and_si256(_mm256_slli_epi16(above, 4), _mm256_set1_epi8(0x30));
-    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), two);
+template <int Bits>
+inline Bytes low_with(Bytes low, Bytes above) {
+    const Bytes more = _mm256_and_si256(_mm256_slli_epi16(above, 4), _mm256_set1_epi8(bits_above_four<Bits>));
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), more);
 }
-inline Bytes high_six(Bytes high, Bytes above) { return low_six(_mm256_srli_epi16(high, 4), _mm256_srli_epi16(above, 2)); }
+template <int Bits>
+inline Bytes high_with(Bytes high, Bytes above) {
+    return low_with<Bits>(_mm256_srli_epi16(high, 4), _mm256_srli_epi16(above, Bits));
+}
 using Table = __m256i;
 inline Table table_at(const uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
@@ -41,9 +45,10 @@ inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm256_m
 
 inline Bytes low_four(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline Bytes high_four(Bytes x) { return low_four(_mm256_srli_epi16(x, 4)); }
-inline Bytes two_above(Bytes x, int height) {
+template <int Bits>
+inline Bytes bits_above(Bytes x, int height) {
     const Bytes moved = height < 4 ? _mm256_slli_epi16(x, 4 - height) : height > 4 ? _mm256_srli_epi16(x, height - 4) : x;
-    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+    return _mm256_and_si256(moved, _mm256_set1_epi8(bits_above_four<Bits>));
 }
 using Halfwords = __m256i;
 inline Halfwords add_byte_products(Halfwords sum, Bytes w, Ints x) {

@@ -27,11 +27,13 @@ struct OneByte {
         w[0] = _mm256_and_si256(bytes, low);
         w[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
     }
-    static void weights_of_sixes(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
-        const __m256i both = _mm256_srl_epi16(weights(plane), _mm_cvtsi32_si128(height)), two = _mm256_set1_epi8(0x30);
+    template <int Bits>
+    static void weights_with(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
+        const __m256i both = _mm256_srl_epi16(weights(plane), _mm_cvtsi32_si128(height));
+        const __m256i above = _mm256_set1_epi8(bits_above_four<Bits>);
         weights_of_nibbles(at, w);
-        w[0] = _mm256_or_si256(w[0], _mm256_and_si256(_mm256_slli_epi16(both, 4), two));
-        w[1] = _mm256_or_si256(w[1], _mm256_and_si256(_mm256_slli_epi16(both, 2), two));
+        w[0] = _mm256_or_si256(w[0], _mm256_and_si256(_mm256_slli_epi16(both, 4), above));
+        w[1] = _mm256_or_si256(w[1], _mm256_and_si256(_mm256_slli_epi16(both, 4 - Bits), above));
     }
     using Table = __m256i;
     static Table table(const uint8_t* at) {

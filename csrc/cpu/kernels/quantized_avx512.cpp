@@ -17,11 +17,15 @@ inline Ints low_odd(Bytes x) { return low_even(_mm512_srli_epi16(x, 8)); }
 inline Ints high_even(Bytes x) { return low_even(_mm512_srli_epi16(x, 4)); }
 inline Ints high_odd(Bytes x) { return _mm512_srli_epi16(x, 12); }
 inline Bytes lower(Bytes x, int bits) { return _mm512_srl_epi16(x, _mm_cvtsi32_si128(bits)); }
-inline Bytes low_six(Bytes low, Bytes above) {
-    const Bytes two = _mm512_and_si512(_mm512_slli_epi16(above, 4), _mm512_set1_epi8(0x30));
-    return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), two);
+template <int Bits>
+inline Bytes low_with(Bytes low, Bytes above) {
+    const Bytes more = _mm512_and_si512(_mm512_slli_epi16(above, 4), _mm512_set1_epi8(bits_above_four<Bits>));
+    return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), more);
 }
-inline Bytes high_six(Bytes high, Bytes above) { return low_six(_mm512_srli_epi16(high, 4), _mm512_srli_epi16(above, 2)); }
+template <int Bits>
+inline Bytes high_with(Bytes high, Bytes above) {
+    return low_with<Bits>(_mm512_srli_epi16(high, 4), _mm512_srli_epi16(above, Bits));
+}
 using Table = __m512i;
 inline Table table_at(const uint8_t* at) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
@@ -34,11 +38,12 @@ inline Sums add_products(Sums sum, Ints a, Ints b) { return sum + (Sums)_mm512_m
 
 inline Bytes low_four(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Bytes high_four(Bytes x) { return low_four(_mm512_srli_epi16(x, 4)); }
-inline Bytes two_above(Bytes x, int height) {
+template <int Bits>
+inline Bytes bits_above(Bytes x, int height) {
     const Bytes moved = height < 4   ? _mm512_sll_epi16(x, _mm_cvtsi32_si128(4 - height))
                         : height > 4 ? _mm512_srl_epi16(x, _mm_cvtsi32_si128(height - 4))
                                      : x;
-    return _mm512_and_si512(moved, _mm512_set1_epi8(0x30));
+    return _mm512_and_si512(moved, _mm512_set1_epi8(bits_above_four<Bits>));
 }
 using Halfwords = __m512i;
 inline Halfwords add_byte_products(Halfwords sum, Bytes w, Ints x) {

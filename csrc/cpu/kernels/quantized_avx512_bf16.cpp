@@ -18,12 +18,14 @@ struct ByteWeights {
         w[0] = _mm512_and_si512(bytes, low);
         w[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
     }
-    static void weights_of_sixes(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
-        const __m512i low = _mm512_loadu_si512(at), above = _mm512_loadu_si512(plane), first = _mm512_set1_epi8(0x30);
+    template <int Bits>
+    static void weights_with(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
+        const __m512i low = _mm512_loadu_si512(at), above = _mm512_loadu_si512(plane);
+        const __m512i first = _mm512_set1_epi8(bits_above_four<Bits>);
         const __m512i both = _mm512_srl_epi16(above, _mm_cvtsi32_si128(height)), nibble = _mm512_set1_epi8(15);
         w[0] = _mm512_or_si512(_mm512_and_si512(low, nibble), _mm512_and_si512(_mm512_slli_epi16(both, 4), first));
         w[1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
-                               _mm512_and_si512(_mm512_slli_epi16(both, 2), first));
+                               _mm512_and_si512(_mm512_slli_epi16(both, 4 - Bits), first));
     }
     using Table = __m512i;
     static Table table(const uint8_t* at) {

@@ -27,8 +27,12 @@ inline Ints low_odd(Bytes x) { return (Ints)(x >> 8 & 15); }
 inline Ints high_even(Bytes x) { return (Ints)(x >> 4 & 15); }
 inline Ints high_odd(Bytes x) { return (Ints)(x >> 12); }
 inline Bytes lower(Bytes x, int bits) { return x >> static_cast<uint16_t>(bits); }
-inline Bytes low_six(Bytes low, Bytes above) { return (low & 0x0F0F) | (above << 4 & 0x3030); }
-inline Bytes high_six(Bytes high, Bytes above) { return low_six(high >> 4, above >> 2); }
+template <int Bits>
+inline Bytes low_with(Bytes low, Bytes above) {
+    return (low & 0x0F0F) | (above << 4 & static_cast<uint16_t>(bits_above_four<Bits> * 0x0101));
+}
+template <int Bits>
+inline Bytes high_with(Bytes high, Bytes above) { return low_with<Bits>(high >> 4, above >> Bits); }
 
 struct Table {
     uint8_t bytes[16];

@@ -4,8 +4,8 @@
 // A core multiplies quads: Sum, Weights and Inputs; kBytes, of a prepared quad; kRows and kPairs, the rows and pairs of
 // a tile, and kAlone, the pairs for rows that are few (kFew); kGroupPairs, if there are fewer by groups; kSums, that
 // stay in registers; weights(at), bytes for kLanes columns; ready(at), Weights as they were stored, where these are no
-// vector of bytes; weights_of_nibbles(at, Weights (&)[2]); weights_of_sixes(at, plane, height, Weights (&)[2]), with
-// two bits of the plane's bytes above each, from that height on; Table, of 16 bytes at an address, and
+// vector of bytes; weights_of_nibbles(at, Weights (&)[2]); weights_with<Bits>(at, plane, height, Weights (&)[2]),
+// with so many bits of the plane's bytes above each, from that height on; Table, of 16 bytes at an address, and
 // weights_of_table(at, Table, Weights (&)[2]), nibbles looked up; inputs(at); start(int32_t); resume(Floats), total's
 // bits again, of a core for kW8a8; step(Sum&, Weights, Inputs); total(Sum), which is Ints; put(Ints, at), kLanes
 // prepared inputs. A core whose products are added in 16 bits first has Part, which begins as zeros and holds the
@@ -33,12 +33,17 @@ constexpr long kFarAhead = 4096;  // bytes: where few rows ask for weights that 
 enum class Span { groups, levels, floats, channels };
 constexpr bool leveled(Span span) { return span == Span::levels || span == Span::floats; }
 // Ready: as a core multiplies them, pair after pair; apart for nibbles, more of which fit a part.
-enum class Held { bytes, nibbles, table, sixes, ready, ready_nibbles };
+enum class Held { bytes, nibbles, table, fives, sixes, ready, ready_nibbles };
 constexpr bool is_ready(Held held) { return held == Held::ready || held == Held::ready_nibbles; }
 constexpr long quad_step(Held held) {
-    return held == Held::bytes ? kByteQuad : held == Held::sixes ? kByteQuad / 4 * 3 : kByteQuad / 2;
+    return held == Held::bytes   ? kByteQuad
+           : held == Held::fives ? kByteQuad / 8 * 5
+           : held == Held::sixes ? kByteQuad / 4 * 3
+                                 : kByteQuad / 2;
 }
-constexpr long kPlane = kByteQuad / 2;  // where a quad of 6 bits has those above its nibbles
+constexpr bool has_plane(Held held) { return held == Held::fives || held == Held::sixes; }
+// Where a quad of 6 bits, or two of 5, have those above their nibbles.
+constexpr long plane_at(Held held) { return held == Held::fives ? kByteQuad : kByteQuad / 2; }
 
 // ---------------------------------------------------------------------------------------------------------- rows
 
@@ -115,7 +120,7 @@ constexpr long first_column(long pair) { return pair / kPairsAside * 2 * kPairCo
 // Where a pair's second vector lies, or the first one of the pair after it, seen from a tile's first column.
 constexpr long vector_column(long v) { return first_column(v / 2) + v % 2 * kPairColumns; }
 
-// A place in a block's weights: of a pair of columns, and for 6 bits of the plane's bits that are theirs.
+// A place in a block's weights: of a pair of columns, and for 5 and 6 bits of the plane's bits that are theirs.
 struct Place {
     const uint8_t* at;
     const uint8_t* plane;
@@ -135,11 +140,12 @@ inline Place place_of(const uint8_t* weight, long pair) {
     const long column = first_column(pair), both = column / (2 * kPairColumns), lane = column % kPairColumns;
     if constexpr (is_ready(H)) return {weight + pair * kReadyPair<Core>, nullptr, 0};
     if constexpr (H == Held::bytes) return {weight + column * kQuad, nullptr, 0};
-    return {weight + (both * kPairColumns + lane) * kQuad, weight + kPlane + lane * kQuad, static_cast<int>(both * 4)};
+    const int bits = H == Held::sixes ? 4 : 2;  // of a pair, above each other
+    return {weight + (both * kPairColumns + lane) * kQuad, weight + plane_at(H) + lane * kQuad, static_cast<int>(both) * bits};
 }
 
-// The pair p places further. `All`: the place is the first pair's.
-template <typename Core, Held H, bool All>
+// The pair p places further. `All`: the place is the first pair's. `Second`: of two quads of 5 bits.
+template <typename Core, Held H, bool All, bool Second = false>
 inline void load_pair(const Place& place, const typename Core::Table& table, long p, typename Core::Weights (&w)[2]) {
     const long columns = H == Held::bytes ? first_column(p) : p * kLanes;
     const uint8_t* const at = place.at + (is_ready(H) ? p * kReadyPair<Core> : columns * kQuad);
@@ -153,9 +159,13 @@ inline void load_pair(const Place& place, const typename Core::Table& table, lon
         Core::weights_of_nibbles(at, w);
     } else if constexpr (H == Held::table) {
         Core::weights_of_table(at, table, w);
+    } else if constexpr (H == Held::fives) {
+        const int height = (All ? 0 : place.height) + (Second ? 4 : 0) + static_cast<int>(p / kPairsAside * 2);
+        const uint8_t* const quad = at + (Second ? kByteQuad / 2 : 0);
+        Core::template weights_with<1>(quad, place.plane + p % kPairsAside * kLanes * kQuad, height, w);
     } else if constexpr (H == Held::sixes) {
         const int height = (All ? 0 : place.height) + static_cast<int>(p / kPairsAside * 4);
-        Core::weights_of_sixes(at, place.plane + p % kPairsAside * kLanes * kQuad, height, w);
+        Core::template weights_with<2>(at, place.plane + p % kPairsAside * kLanes * kQuad, height, w);
     } else {
         w[0] = Core::weights(at);
         w[1] = Core::weights(at + kPairColumns * kQuad);
@@ -180,19 +190,23 @@ inline void ask_ahead([[maybe_unused]] const uint8_t* weights, [[maybe_unused]] 
     }
 }
 
+// Lines that two quads ask for, of as many a quad: less than 0 for all of theirs.
+template <Held H, long Lines>
+constexpr long two_quads_lines() { return Lines < 0 ? -2 * quad_step(H) / kLine : 2 * Lines; }
+
 template <typename Core, Held H>
 inline void pass_quads(Place& w, long count) {
     w.at += count * step_of<Core, H>();
-    if constexpr (H == Held::sixes) w.plane += count * quad_step(H);
+    if constexpr (has_plane(H)) w.plane += count * quad_step(H);
 }
 
 // One quad of rows by the pairs from `first` on, added to their sums or parts of these.
-template <typename Core, Held H, bool All, long Rows, long Pairs, typename Added>
+template <typename Core, Held H, bool All, bool Second = false, long Rows, long Pairs, typename Added>
 inline void add_quad(Added (&sums)[Rows][Pairs][2], long first, const Place& w, const typename Core::Table& table,
                      const uint8_t* x, long stride) {
     typename Core::Weights weights[Pairs][2];
 #pragma GCC unroll 4
-    for (long p = 0; p < Pairs; ++p) load_pair<Core, H, All>(w, table, first + p, weights[p]);
+    for (long p = 0; p < Pairs; ++p) load_pair<Core, H, All, Second>(w, table, first + p, weights[p]);
 #pragma GCC unroll 8
     for (long r = 0; r < Rows; ++r) {
         const typename Core::Inputs inputs = Core::inputs(x + r * stride);
@@ -208,13 +222,14 @@ inline void add_quad(Added (&sums)[Rows][Pairs][2], long first, const Place& w, 
 template <typename Core, Held H, bool All, long Rows, long Pairs>
 inline void add_two_quads(typename Core::Sum (&sums)[Rows][Pairs][2], long first, const Place& w,
                           const typename Core::Table& table, const uint8_t* x, long stride) {
+    constexpr bool kFives = H == Held::fives;
     Place next = w;
-    pass_quads<Core, H>(next, 1);
+    if constexpr (!kFives) pass_quads<Core, H>(next, 1);
 #pragma GCC unroll 4
     for (long p = 0; p < Pairs; ++p) {
         typename Core::Weights weights[2][2];
         load_pair<Core, H, All>(w, table, first + p, weights[0]);
-        load_pair<Core, H, All>(next, table, first + p, weights[1]);
+        load_pair<Core, H, All, kFives>(next, table, first + p, weights[1]);
 #pragma GCC unroll 8
         for (long r = 0; r < Rows; ++r) {
             const typename Core::Inputs one = Core::inputs(x + r * stride), two = Core::inputs(x + r * stride + Core::kBytes);
@@ -279,19 +294,24 @@ inline __attribute__((always_inline)) void grow(typename Core::Sum (&sums)[Rows]
                                                 const typename Core::Table& table, const uint8_t* x, long stride, long count,
                                                       const uint8_t*& ahead) {
     if constexpr (!in_parts<Core>()) {
+        constexpr long kQuads = H == Held::fives ? 2 : 1;
         do {  // a loop that may not run at all costs the compiler registers, and us a third of the speed
-            ask_ahead<Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
+            ask_ahead<kQuads == 2 ? two_quads_lines<H, Lines>() : Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
             add_quad<Core, H, All>(sums, first, w, table, x, stride);
-            pass_quads<Core, H>(w, 1);
+            if constexpr (H == Held::fives) {
+                x += Core::kBytes;
+                add_quad<Core, H, All, true>(sums, first, w, table, x, stride);
+            }
+            pass_quads<Core, H>(w, kQuads);
             x += Core::kBytes;
-        } while (--count);
+        } while (count -= kQuads);
     } else if constexpr (of_four_bits(H)) {
         grow_parts<Core, H, All, Lines>(sums, first, w, table, x, stride, count, ahead);
     } else {
         do {
 #pragma GCC unroll 2
             for (long half = 0; half < 2; ++half, pass_quads<Core, H>(w, 2), x += 2 * Core::kBytes) {
-                ask_ahead<2 * Lines, passes<All, Pairs>()>(w.at, first / Pairs, ahead);
+                ask_ahead<two_quads_lines<H, Lines>(), passes<All, Pairs>()>(w.at, first / Pairs, ahead);
                 add_two_quads<Core, H, All>(sums, first, w, table, x, stride);
             }
         } while (count -= 4);
@@ -538,18 +558,27 @@ inline void tiles_of(QuantizedTile t, long rows, const Asked& asked) {
     }
 }
 
+// One quad as the core multiplies it -> where the next one goes.
+template <typename Core, Held H, bool Second>
+inline uint8_t* make_quad_ready(const Place& place, const typename Core::Table& table, uint8_t* to) {
+#pragma GCC unroll 8
+    for (long pair = 0; pair < kBlockPairs; ++pair, to += kReadyPair<Core>) {
+        typename Core::Weights weights[2];
+        load_pair<Core, H, true, Second>(place, table, pair, weights);
+        __builtin_memcpy(to, &weights[0], sizeof weights[0]);
+        __builtin_memcpy(to + sizeof weights[0], &weights[1], sizeof weights[1]);
+    }
+    return to;
+}
+
 // Quads as the core multiplies them.
 template <typename Core, Held H>
 inline void make_ready(const QuantizedPanel& panel, const uint8_t* from, long quads, uint8_t* to) {
     [[maybe_unused]] const typename Core::Table table = H == Held::table ? Core::table(panel.table) : typename Core::Table{};
-    for (Place place = place_of<Core, H>(from, 0); quads > 0; --quads, pass_quads<Core, H>(place, 1)) {
-#pragma GCC unroll 8
-        for (long pair = 0; pair < kBlockPairs; ++pair, to += kReadyPair<Core>) {
-            typename Core::Weights weights[2];
-            load_pair<Core, H, true>(place, table, pair, weights);
-            __builtin_memcpy(to, &weights[0], sizeof weights[0]);
-            __builtin_memcpy(to + sizeof weights[0], &weights[1], sizeof weights[1]);
-        }
+    constexpr long kQuads = H == Held::fives ? 2 : 1;
+    for (Place place = place_of<Core, H>(from, 0); quads > 0; quads -= kQuads, pass_quads<Core, H>(place, kQuads)) {
+        to = make_quad_ready<Core, H, false>(place, table, to);
+        if constexpr (kQuads == 2) to = make_quad_ready<Core, H, true>(place, table, to);
     }
 }
 
@@ -601,9 +630,9 @@ void multiply(const QuantizedPanel& panel) {
     }
     constexpr bool kBytesAsTheyAre = H == Held::bytes && sizeof(typename Core::Weights) == kLanes * kQuad;
     if constexpr (!kBytesAsTheyAre) {
-        if (H == Held::sixes || panel.rows >= kReadyRows) return multiply_as<Core, H, S, false, true>(panel);
+        if (has_plane(H) || panel.rows >= kReadyRows) return multiply_as<Core, H, S, false, true>(panel);
     }
-    if constexpr (H != Held::sixes) multiply_as<Core, H, S, false, false>(panel);
+    if constexpr (!has_plane(H)) multiply_as<Core, H, S, false, false>(panel);
 }
 
 // ------------------------------------------------------------------------------------------- zero points and minima
@@ -793,6 +822,7 @@ constexpr QuantizedKernels kernels_of_bytes() {
     kernels_of<Narrow>(all, kTable4a8, multiply<Narrow, Held::table, Span::groups>);
     kernels_of<Small>(all, kW4a8Levels, multiply<Small, Held::nibbles, Span::levels>);
     kernels_of<Small>(all, kW6a8Levels, multiply<Small, Held::sixes, Span::levels>);
+    kernels_of<Small>(all, kW5a8, multiply<Small, Held::fives, Span::groups>);
     return all;
 }
 
@@ -804,6 +834,7 @@ constexpr QuantizedKernels quantized_kernels() {
     kernels_of<Wide>(all, kTable4, multiply<Wide, Held::table, Span::groups>);
     kernels_of<Wide>(all, kInt4Levels, multiply<Wide, Held::nibbles, Span::levels>);
     kernels_of<Wide>(all, kInt6Levels, multiply<Wide, Held::sixes, Span::levels>);
+    kernels_of<Wide>(all, kInt5, multiply<Wide, Held::fives, Span::groups>);
     all.begin = begin;
     all.finish[kLinearFloat32] = finish<Singles>;
     all.finish[kLinearBfloat16] = finish<Brains>;

@@ -1,7 +1,7 @@
-// The core of quantized_body.h for weights of 4 and 6 bits by inputs of 8 without products of four bytes: two at once, in 16 bits.
+// The core of quantized_body.h for weights of 4 to 6 bits by inputs of 8 without products of four bytes: two at once, in 16 bits.
 //
 // The including file defines, beside what quantized_words.h asks for, low_four(Bytes) and high_four(Bytes), low and high bits
-// of bytes; two_above(Bytes, int), two bits of each byte from that height on at places 4 and 5; Halfwords, two of 16 bits for
+// of bytes; bits_above<Bits>(Bytes, int), so many bits of each byte from that height on at places from 4 on; Halfwords, two of 16 bits for
 // each lane, which may wrap around; add_byte_products(Halfwords, Bytes, Ints), of bytes without and with a sign;
 // add_pairs(Sums, Halfwords); and put_bytes(Ints, at).
 #pragma once
@@ -24,11 +24,12 @@ struct BytePairs {
         w[0] = low_four(bytes);
         w[1] = high_four(bytes);
     }
-    static void weights_of_sixes(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
+    template <int Bits>
+    static void weights_with(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
         const Bytes above = load_bytes(plane);
         weights_of_nibbles(at, w);
-        w[0] |= two_above(above, height);
-        w[1] |= two_above(above, height + 2);
+        w[0] |= bits_above<Bits>(above, height);
+        w[1] |= bits_above<Bits>(above, height + Bits);
     }
     using Table = quintet::cpu::Table;
     static Table table(const uint8_t* at) { return table_at(at); }

@@ -48,11 +48,12 @@ struct ByteWeights {
         w[0] = vandq_u8(bytes, vdupq_n_u8(15));
         w[1] = vshrq_n_u8(bytes, 4);
     }
-    static void weights_of_sixes(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
+    template <int Bits>
+    static void weights_with(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
         const Bytes above = vshlq_u8(vld1q_u8(plane), vdupq_n_s8(static_cast<int8_t>(-height)));
         weights_of_nibbles(at, w);
-        w[0] = vorrq_u8(w[0], vandq_u8(vshlq_n_u8(above, 4), vdupq_n_u8(0x30)));
-        w[1] = vorrq_u8(w[1], vandq_u8(vshlq_n_u8(above, 2), vdupq_n_u8(0x30)));
+        w[0] = vorrq_u8(w[0], vandq_u8(vshlq_n_u8(above, 4), vdupq_n_u8(bits_above_four<Bits>)));
+        w[1] = vorrq_u8(w[1], vandq_u8(vshlq_n_u8(above, 4 - Bits), vdupq_n_u8(bits_above_four<Bits>)));
     }
     using Table = Bytes;
     static Table table(const uint8_t* at) { return vld1q_u8(at); }

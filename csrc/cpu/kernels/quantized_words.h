@@ -1,8 +1,8 @@
 // The core of quantized_body.h for processors without byte products: weights and inputs in 16 bits, two products at once.
 //
 // The including file defines, beside its vectors, kWordRows, kWordPairs, kWordAlone, kWordFew and kWordSums; Bytes, a vector of kLanes * 4 bytes,
-// and load_bytes(at); low_six(Bytes, Bytes) and high_six(Bytes, Bytes), low or high bits of the first with bits 0 and 1, or 2
-// and 3, of the second above them; lower(Bytes, int), their bits so much lower; even_words(Bytes) and odd_words(Bytes), bytes 0, 2, .. and 1, 3, .. in 16 bits; low_even, low_odd,
+// and load_bytes(at); low_with<Bits>(Bytes, Bytes) and high_with<Bits>(Bytes, Bytes), low or high bits of the first with so many
+// lowest bits of the second, or those after them, above; lower(Bytes, int), their bits so much lower; even_words(Bytes) and odd_words(Bytes), bytes 0, 2, .. and 1, 3, .. in 16 bits; low_even, low_odd,
 // high_even, high_odd, the same of low and high bits of bytes; Table, table_at(at) of 16 bytes and low_found(Table, Bytes)
 // and high_found(Table, Bytes), low and high bits of bytes looked up there; Sums, kLanes numbers that may wrap around, and
 // add_products(Sums, Ints, Ints); put_words(Ints, at).
@@ -34,9 +34,10 @@ struct Words {
         w[0] = {low_even(bytes), low_odd(bytes)};
         w[1] = {high_even(bytes), high_odd(bytes)};
     }
-    static void weights_of_sixes(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
+    template <int Bits>
+    static void weights_with(const uint8_t* at, const uint8_t* plane, int height, Weights (&w)[2]) {
         const Bytes bytes = load_bytes(at), above = lower(load_bytes(plane), height);
-        const Bytes low = low_six(bytes, above), high = high_six(bytes, above);
+        const Bytes low = low_with<Bits>(bytes, above), high = high_with<Bits>(bytes, above);
         w[0] = {even_words(low), odd_words(low)};
         w[1] = {even_words(high), odd_words(high)};
     }

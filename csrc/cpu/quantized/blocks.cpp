@@ -158,7 +158,7 @@ void read_q6_k(const uint8_t* from, Block& block) {
 
 constexpr BlockKind kKinds[] = {
     {"Q4_0", 32, 18, 32, true, false, false, read_q4_0},      {"Q4_1", 32, 20, 32, true, true, false, read_q4_1},
-    {"Q5_0", 32, 22, 32, false, false, false, read_q5_0},     {"Q5_1", 32, 24, 32, false, true, false, read_q5_1},
+    {"Q5_0", 32, 22, 32, false, false, false, read_q5_0, true},     {"Q5_1", 32, 24, 32, false, true, false, read_q5_1},
     {"Q8_0", 32, 34, 32, false, false, false, read_q8_0},     {"IQ4_NL", 32, 18, 32, true, false, false, read_q4_0},
     {"MXFP4", 32, 17, 32, true, false, false, read_mxfp4},    {"IQ4_XS", 256, 136, 32, true, false, false, read_iq4_xs},
     {"Q2_K", 256, 84, 16, true, true, true, read_q2_k},       {"Q3_K", 256, 110, 16, true, false, true, read_q3_k},
@@ -209,6 +209,7 @@ uint32_t quad(const Block& block, long q) {
 }
 
 constexpr long kPairColumns = 16;  // between columns that share bytes
+constexpr long kFiveInputs = 32;   // of a block of 5 bits
 
 // A stretch of all columns, as quantized_body.h reads it: nibbles, and for 6 bits the two above in a plane.
 void lay_quads(const Block (&blocks)[kLinearColumns], bool nibbles, uint8_t* out) {
@@ -240,7 +241,54 @@ struct Levels {
     }
 };
 
+// Two quads of all columns: nibbles of each, then a bit above each of them in a plane.
+void lay_fives(const uint8_t (&values)[kLinearColumns][2 * kQuad], uint8_t* out) {
+    uint32_t plane[kPairColumns] = {};
+    for (long q = 0; q < 2; ++q) {
+        uint32_t low[kLinearColumns / 2] = {};
+        for (long c = 0; c < kLinearColumns; ++c) {
+            uint32_t four;
+            std::memcpy(&four, values[c] + q * kQuad, sizeof four);
+            const long at = c / kPairColumns, lane = c % kPairColumns;
+            low[at / 2 * kPairColumns + lane] |= (four & 0x0F0F0F0FU) << at % 2 * 4;
+            plane[lane] |= (four >> 4 & 0x01010101U) << (q * 4 + at);
+        }
+        std::memcpy(out, low, sizeof low);
+        out += sizeof low;
+    }
+    std::memcpy(out, plane, sizeof plane);
+}
+
+bool lay_fives_of(const BlocksLaying& call, long index) {
+    const BlockKind& kind = *call.kind;
+    const long groups = call.inputs / kind.group, first = index * kLinearColumns;
+    const long columns = std::min(kLinearColumns, call.outputs - first);
+    uint8_t* out = call.packed + index * call.inputs / kQuad * quad_bytes(kInt5);
+    uint8_t* scales = reinterpret_cast<uint8_t*>(call.scales) + index * groups * kLinearColumns * 2;
+    thread_local Block block;
+    bool good = true;
+    for (long g = 0; g < groups; ++g, scales += kLinearColumns * 2) {
+        uint8_t values[kFiveInputs / (2 * kQuad)][kLinearColumns][2 * kQuad];
+        std::memset(values, kMiddleOfFive, sizeof values);
+        std::memset(scales, 0, kLinearColumns * 2);
+        for (long c = 0; c < columns; ++c) {
+            const uint8_t* const from = call.rows + (first + c) * call.stride + g * kind.bytes;
+            kind.read(from, block);
+            less(block.values, kind.values, -kMiddleOfFive);
+            good = good && finite(half_bits(from));
+            std::memcpy(scales + 2 * c, from, 2);
+            for (long i = 0; i < kind.values; i += 2 * kQuad) std::memcpy(values[i / (2 * kQuad)][c], block.values + i, 2 * kQuad);
+        }
+        for (const auto& two : values) {
+            lay_fives(two, out);
+            out += 2 * quad_bytes(kInt5);
+        }
+    }
+    return good;
+}
+
 bool lay_block_of(const BlocksLaying& call, long index) {
+    if (call.kind->fives) return lay_fives_of(call, index);
     const BlockKind& kind = *call.kind;
     const long stretches = call.inputs / kMostValues, groups = call.inputs / kind.group, each = kMostValues / kind.group;
     const long bytes = kMostValues / kQuad * kLinearColumns * (kind.nibbles ? 2 : 3);
@@ -291,7 +339,8 @@ void unpack_blocks(const BlocksUnpacking& call) {
 
 bool lay_blocks(const BlocksLaying& call) {
     const long blocks = (call.outputs + kLinearColumns - 1) / kLinearColumns;
-    wish_huge_pages(call.packed, blocks * kLinearColumns * call.inputs / kQuad * (call.kind->nibbles ? 2 : 3));
+    const QuantizedScheme scheme = call.kind->fives ? kInt5 : call.kind->nibbles ? kInt4Levels : kInt6Levels;
+    wish_huge_pages(call.packed, blocks * call.inputs / kQuad * quad_bytes(scheme));
     std::atomic<bool> good{true};
     share_out(blocks, parts_of(blocks, call.outputs * call.stride), [&](long block) {
         if (!lay_block_of(call, block)) good = false;

@@ -22,6 +22,7 @@ struct BlockKind {
     long values, bytes, group;
     bool nibbles, mins, levels;
     void (*read)(const uint8_t* from, Block& block);
+    bool fives = false;  // laid in 5 bits, its scales as they are; else what is laid has levels
 };
 
 // Those that are read here.
@@ -44,14 +45,14 @@ void unpack_blocks(const BlocksUnpacking& unpacking);
 
 struct BlocksLaying {
     const uint8_t* rows;  // as above
-    uint8_t* packed;      // as quantized() reads kInt4Levels or kInt6Levels
-    int8_t* scales;
+    uint8_t* packed;      // as quantized() reads kInt4Levels, kInt6Levels or kInt5
+    int8_t* scales;       // of kInt5 float16 [blocks, groups, kLinearColumns]
     int8_t* mins;         // or null
     long outputs, inputs, stride;
     const BlockKind* kind;
 };
 
-// Rows of a type with levels to where products find them. False where a number is not finite.
+// Rows of a type with levels, or of 5 bits, to where products find them. False where a number is not finite.
 bool lay_blocks(const BlocksLaying& laying);
 
 }  // namespace quintet::cpu

@@ -74,6 +74,23 @@ struct Sixes : LowBits<kInt6Levels> {
     }
 };
 
+// Two quads have their nibbles one after the other, then a bit above each.
+struct Fives {
+    const uint8_t* at;
+    long shift, plane, height;
+    Fives(const GatherCall& call, Column column)
+        : at(block_of(call, column)), shift(column.lane / kPairColumns % 2 * 4),
+          plane(2 * quad_bytes(kInt4) + column.lane % kPairColumns * kQuad), height(column.lane / kPairColumns) {
+        at += (column.lane / (2 * kPairColumns) * kPairColumns + column.lane % kPairColumns) * kQuad;
+        plane -= at - block_of(call, column);
+    }
+    int operator()(long k) const {
+        const long second = k / kQuad % 2;
+        const uint8_t* const pair = at + k / (2 * kQuad) * 2 * quad_bytes(kInt5) + k % kQuad;
+        return (pair[second * quad_bytes(kInt4)] >> shift & 15) | (pair[plane] >> (height + second * 4) & 1) << 4;
+    }
+};
+
 struct LookedUp : Nibbles {
     const uint8_t* table;
     LookedUp(const GatherCall& call, Column column) : Nibbles(call, column), table(call.table) {}
@@ -158,7 +175,9 @@ void quantized_row(const GatherCall& call, Column column, void* out) {
     } else if (looked_up(call.scheme)) {
         row_of<LookedUp, Scales>(call, column, row);
     } else {
-        (nibbles(call.scheme) ? row_of<Nibbles, Scales, E> : row_of<Bytes, Scales, E>)(call, column, row);
+        (nibbles(call.scheme) ? row_of<Nibbles, Scales, E>
+         : five(call.scheme)  ? row_of<Fives, Scales, E>
+                              : row_of<Bytes, Scales, E>)(call, column, row);
     }
 }
 

@@ -10,7 +10,7 @@ from quintet.ops.quantize import canonicals as by_reader
 from quintet.ops.quantize import concat_outputs
 from quintet.platforms.cpu.arena import empty_weight
 from quintet.platforms.cpu.ops.extension import extension, missing
-from quintet.platforms.cpu.weight_layout import COLUMNS, W8A8, empty_packed, has_two_level_scales, kernel_number, shapes
+from quintet.platforms.cpu.weight_layout import COLUMNS, W8A8, empty_packed, is_laid, kernel_number, scale_type, shapes
 from quintet.platforms.cpu.weight_layout import pack as pack_canonical
 
 STRETCH = 2**20  # numbers that are unpacked and packed at a time: a core's cache holds them
@@ -70,7 +70,7 @@ def pack_by_stretches(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, 
     for other readers' weights.
     """
     rows, fmt, inputs = _native_blocks(weight, parts), weight.format, weight.shape[-1]
-    if rows is None or fmt.mins or has_two_level_scales(fmt) or fmt.kind == "fp8" or kernel_number(fmt) == W8A8:
+    if rows is None or fmt.mins or is_laid(fmt) or fmt.kind == "fp8" or kernel_number(fmt) == W8A8:
         return None
     outputs = sum(len(each.bytes) for each in rows)
     step = max(1, STRETCH // inputs // COLUMNS) * COLUMNS
@@ -99,11 +99,11 @@ def _between(rows: Sequence[BlockRows], first: int, last: int) -> list[BlockRows
 
 def can_pack(weight: Weight) -> bool:
     """True if pack() makes what products with the weight's format want."""
-    return has_two_level_scales(weight.format) and not missing("lay_blocks")
+    return is_laid(weight.format) and not missing("lay_blocks")
 
 
 def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """K-quants as tiles.shapes() says, of a stack one matrix after the other: "weight", "scales" and "mins".
+    """K-quants and Q5_0 as tiles.shapes() says, of a stack one matrix after the other: "weight", "scales" and "mins".
 
     ValueError for scales that are not finite.
     """
@@ -112,7 +112,7 @@ def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     count, (outputs, inputs) = weight.stack or 1, weight.shape[-2:]
     (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.format)
     found = {"weight": empty_weight((count * blocks, *packed), torch.uint8)}
-    found["scales"] = torch.empty(count * blocks, *levels, dtype=torch.int8)
+    found["scales"] = torch.empty(count * blocks, *levels, dtype=scale_type(kernel_number(weight.format)))
     if weight.format.mins:
         found["mins"] = torch.empty_like(found["scales"])
     each = len(rows) // count

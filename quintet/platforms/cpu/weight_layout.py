@@ -14,7 +14,8 @@ from quintet.platforms.cpu.arena import empty_weight
 from quintet.platforms.cpu.ops.extension import extension
 
 # as csrc/cpu/kernels/quantized.h numbers them
-INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8, INT4_LEVELS, W4A8_LEVELS, INT6_LEVELS, W6A8_LEVELS = range(11)
+INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8 = range(7)
+INT4_LEVELS, W4A8_LEVELS, INT6_LEVELS, W6A8_LEVELS, INT5, W5A8 = range(7, 13)
 PACKED_KINDS = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of formats
 GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
 MAX_GROUP, MIN_GROUP = GROUPS[0], GROUPS[-1]
@@ -23,6 +24,8 @@ MAX_INPUTS = 131072  # of W8A8: its sums are of 32 bits
 POWERS = 2  # rows of 64 halves after pack()'s scales of a block: the columns' powers of two in float32
 # Block types with scales and minima that stay whole numbers, times one that so many inputs share -> bits of a value.
 LEVELS, LEVEL_INPUTS = {"Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_K": 6, "Q6_K": 6}, 256
+# All block types that are laid as their blocks say -> bits of a value.
+LAID = {**LEVELS, "Q5_0": 5}
 LARGEST = 127  # of a table's numbers, once they are whole
 NOT_FINITE = 2  # lay_scales() says of them
 
@@ -70,6 +73,11 @@ def has_two_level_scales(fmt: WeightFormat) -> bool:
     return fmt.block_type in LEVELS
 
 
+def is_laid(fmt: WeightFormat) -> bool:
+    """True if its blocks are laid as they are: no canonical matrix of it is packed."""
+    return fmt.block_type in LAID
+
+
 def packed_format(fmt: WeightFormat, inputs: int) -> WeightFormat:
     """Returns the format that pack() gives a canonical matrix: groups that its products can add up."""
     if kernel_number(fmt) == W8A8 or 0 < fmt.group <= MAX_GROUP:
@@ -97,7 +105,8 @@ def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True)
     if has_two_level_scales(fmt):
         return packed + scales * (1 + fmt.mins)
     each = scale_type(kernel_number(fmt)).itemsize + fmt.zeros + 2 * fmt.mins
-    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and kernel_number(fmt) != W8A8 else 0
+    powers = powers and kernel_number(fmt) != W8A8 and not is_laid(fmt)
+    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers else 0
     return packed + scales * each + beside + 4 * inputs * fmt.act_order
 
 
@@ -107,6 +116,8 @@ def kernel_number(fmt: WeightFormat) -> int:
     if has_two_level_scales(fmt):
         numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[fmt.block_type] == 4 else (INT6_LEVELS, W6A8_LEVELS)
         return numbers[few]
+    if is_laid(fmt):
+        return W5A8 if few else INT5
     if fmt.bits == 4:
         return (TABLE4_A8 if few else TABLE4) if fmt.codebook else W4A8 if few else INT4
     if not few:
@@ -256,10 +267,22 @@ def integers(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     if width == COLUMNS * QUAD // 2:  # a byte: the same place of two stretches of 16 columns
         halves = packed.reshape(blocks, quads, 2, 1, 16, QUAD)
         packed, offset = torch.cat([halves & 15, halves >> 4], 3), 8
+    elif width == COLUMNS * QUAD * 5 // 8:
+        packed, offset = _fives(packed), 16
     else:
         offset = 128
     whole = packed.reshape(blocks, quads, COLUMNS, QUAD).permute(0, 2, 1, 3).reshape(-1, quads * QUAD)
     return (whole[:outputs, :inputs].to(torch.int16) - offset).to(torch.int8)
+
+
+def _fives(packed: Tensor) -> Tensor:
+    """[blocks, quads, 160] -> one value in a byte, as of 8 bits: two quads have nibbles, then a plane of bits above."""
+    pairs = packed.reshape(len(packed), -1, 2 * packed.shape[2])
+    halves = pairs[..., : COLUMNS * QUAD].reshape(*pairs.shape[:2], 2, 2, 1, 16, QUAD)
+    low = torch.cat([halves & 15, halves >> 4], 4).reshape(*pairs.shape[:2], 2, 4, 16, QUAD)
+    plane = pairs[..., COLUMNS * QUAD :].reshape(*pairs.shape[:2], 1, 16, QUAD)
+    above = torch.cat([plane >> height & 1 for height in range(8)], 2).reshape(low.shape)
+    return low | above << 4
 
 
 def columns(scales: Tensor, outputs: int) -> Tensor:
@@ -268,14 +291,14 @@ def columns(scales: Tensor, outputs: int) -> Tensor:
 
 
 def scale_type(number: int) -> torch.dtype:
-    if number >= INT4_LEVELS:
+    if INT4_LEVELS <= number <= W6A8_LEVELS:
         return torch.int8
     return torch.float32 if number == W8A8 else torch.float16
 
 
 def shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of pack()'s weight and scales."""
-    bits = LEVELS.get(fmt.block_type, fmt.bits)
+    bits = LAID.get(fmt.block_type, fmt.bits)
     blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * bits // 8
     if has_two_level_scales(fmt):
         rows = inputs // fmt.group + inputs // LEVEL_INPUTS * 2

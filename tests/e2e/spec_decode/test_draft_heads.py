@@ -174,8 +174,11 @@ def spec(files: Files, **entries: Any) -> dict[str, Any]:
     return {"speculative_config": {"model": str(files.head), "num_speculative_tokens": 3, **entries}}
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "speculators"])
-def test_the_drafts_are_those_of_the_papers(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drafts_are_those_of_the_papers(
+    tmp_path: Path, method: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In steps of one request and of four, with prompts in chunks, and after drafts that were refused."""
     files = written(tmp_path, method)
     wanted = Reference(files, method != "eagle", method == "speculators")
@@ -188,7 +191,8 @@ def test_the_drafts_are_those_of_the_papers(tmp_path: Path, method: str, monkeyp
 
     monkeypatch.setattr(DraftHeadProposer, "propose", noted)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    with LLM(str(files.target), **SETTINGS, max_num_batched_tokens=32, **spec(files)) as llm:
+    settings = {**SETTINGS, "max_num_batched_tokens": 32, "tensor_parallel_size": ranks}
+    with LLM(str(files.target), **settings, **spec(files)) as llm:
         llm.generate(prompts(), params)
         llm._client.engine.check_integrity()  # type: ignore[attr-defined]
     assert len(proposed) > 20

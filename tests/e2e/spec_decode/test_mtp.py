@@ -138,9 +138,14 @@ def drafts(files: Files, head: Head, ids: list[int], count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    # qwen3_next's small model has three heads of keys
+    [(each, 1) for each in HEADS]
+    + [pytest.param(each, 2, marks=pytest.mark.slow) for each in HEADS if each != "qwen3_next"],
+)
 def test_the_drafts_are_those_of_transformers_layers(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, head = written(tmp_path, family), HEADS[family]
     proposed: list[tuple[list[int], list[int]]] = []
@@ -153,7 +158,8 @@ def test_the_drafts_are_those_of_transformers_layers(
     monkeypatch.setattr(DraftHeadProposer, "propose", noted)
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, detokenize=False)
     spec = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
-    with LLM(str(files.folder), **SETTINGS, **spec) as ours, LLM(str(files.folder), **SETTINGS) as theirs:
+    settings = {**SETTINGS, "tensor_parallel_size": ranks}
+    with LLM(str(files.folder), **settings, **spec) as ours, LLM(str(files.folder), **settings) as theirs:
         found = [llm.generate(prompts()[:3], params) for llm in (ours, theirs)]
         with_drafts, plain = stats(ours), stats(theirs).steps
         refused = with_drafts.spec_decode.num_draft_tokens - with_drafts.spec_decode.num_accepted_tokens

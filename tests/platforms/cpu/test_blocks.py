@@ -1,6 +1,7 @@
 """GGUF's blocks, unpacked and laid by the extension: the reader's numbers bit for bit, and products with them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ BOTH = (8, 16)  # bits of activations
 EXPERTS = 3
 
 each_type = pytest.mark.parametrize("name", _cpu.BLOCKS)
-each_leveled = pytest.mark.parametrize("name", tiles.LEVELS)
+each_laid = pytest.mark.parametrize("name", tiles.LAID)
 
 
 def rows_of(name: str, outputs: int = OUTPUTS) -> Tensor:
@@ -77,13 +78,13 @@ def test_packing_by_stretches_gives_the_same_bytes(
     monkeypatch.setattr(blocks, "STRETCH", tiles.COLUMNS * INPUTS)  # one block at a time
     weight = weight_of(name, activations, parts=3)  # which begin within a block
     got = blocks.pack_by_stretches(weight, tensors_of(weight, name))
-    assert (got is None) == (weight.format.mins or name in tiles.LEVELS)
+    assert (got is None) == (weight.format.mins or name in tiles.LAID)
     if got is not None:
         want = tiles.pack(blocks.canonical(weight, tensors_of(weight, name)))
         assert got.keys() == want.keys() and all(torch.equal(got[part], want[part]) for part in want)
 
 
-@each_leveled
+@each_laid
 def test_laid_stands_for_what_the_file_says(name: str) -> None:
     weight = weight_of(name, parts=3)
     found = blocks.pack(weight, tensors_of(weight, name))
@@ -93,7 +94,7 @@ def test_laid_stands_for_what_the_file_says(name: str) -> None:
     assert sum(each.nbytes for each in found.values()) == tiles.packed_bytes((OUTPUTS, INPUTS), weight.format)
 
 
-@each_leveled
+@each_laid
 def test_rows_are_looked_up_where_products_read(name: str) -> None:
     """Bit for bit what stands there, whatever bits activations have."""
     ids, shape = torch.tensor([0, 149, 63, 64, 17, 150], dtype=torch.int32), (OUTPUTS, INPUTS)
@@ -106,13 +107,13 @@ def test_rows_are_looked_up_where_products_read(name: str) -> None:
             assert torch.equal(got[:5], known.to(dtype)) and not got[5].any()
 
 
-def test_a_k_quants_bits_are_its_own_and_few_more() -> None:
-    bits = {name: tiles.packed_bytes((192, 2048), weight_of(name).format) * 8 / (192 * 2048) for name in tiles.LEVELS}
-    assert bits == {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625}
+def test_bits_of_laid_blocks_are_their_own_and_few_more() -> None:
+    bits = {name: tiles.packed_bytes((192, 2048), weight_of(name).format) * 8 / (192 * 2048) for name in tiles.LAID}
+    assert bits == {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "Q5_0": 5.5}
 
 
 @pytest.mark.parametrize("activations", BOTH)
-@each_leveled
+@each_laid
 def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: str, name: str, activations: int) -> None:
     weight = weight_of(name, activations)
     tensors = tensors_of(weight, name)
@@ -126,7 +127,7 @@ def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: st
         assert torch.equal(native(x[:count], held, None, (OUTPUTS,)), got[:count])
 
 
-@each_leveled
+@each_laid
 def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> None:
     weight = weight_of(name, 8)
     held = as_held(weight, blocks.pack(weight, tensors_of(weight, name)))
@@ -136,18 +137,33 @@ def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> 
     assert all(torch.equal(each, first) for each in others) and bool(first.any())
 
 
+@pytest.mark.parametrize("activations", BOTH)
+def test_five_bits_give_the_bits_of_eight(isa: str, activations: int) -> None:
+    """Those of the same numbers, held in 8 bits."""
+    weight = weight_of("Q5_0", activations)
+    tensors = tensors_of(weight, "Q5_0")
+    held, matrix = as_held(weight, blocks.pack(weight, tensors)), canonical(weight, tensors)
+    wide = replace(weight.format, block_type="")
+    other = tiles.pack(matrix._replace(format=wide))
+    x = torch.randn(31, INPUTS, generator=torch.Generator().manual_seed(6))
+    native = linear.kinds[weight.format.kind].providers["native"]
+    want = native(x, Matrix(other["weight"], other["scales"], format=wide), None, (OUTPUTS,))
+    for count in (1, 2, 3, 4, 5, 16, 31):
+        assert torch.equal(native(x[:count], held, None, (OUTPUTS,)), want[:count])
+
+
 def largest_weight(name: str) -> tuple[WeightFormat, dict[str, Tensor]]:
     if name == "w4a8 of 128":
         fmt = WeightFormat("w4a8", 4, 8, 128)
         return fmt, quantized.pack(torch.ones(OUTPUTS, INPUTS), fmt)
     weight = weight_of(name, 8)
-    pack = blocks.pack if name in tiles.LEVELS else blocks.pack_by_stretches
+    pack = blocks.pack if name in tiles.LAID else blocks.pack_by_stretches
     found = pack(weight, tensors_of(weight, name))
     assert found is not None
     return weight.format, found
 
 
-@pytest.mark.parametrize("name", [*tiles.LEVELS, "Q4_0", "Q8_0", "w4a8 of 128"])
+@pytest.mark.parametrize("name", [*tiles.LAID, "Q4_0", "Q8_0", "w4a8 of 128"])
 def test_sums_of_the_largest_numbers_are_exact(isa: str, name: str) -> None:
     """Some instruction sets add products of bytes in 16 bits first: these are the largest that there are."""
     fmt, found = largest_weight(name)
@@ -161,17 +177,17 @@ def test_sums_of_the_largest_numbers_are_exact(isa: str, name: str) -> None:
         assert ((got - x @ known.T).abs() <= 1e-5 * (x.abs() @ known.abs().T)).all()
 
 
-@each_leveled
+@each_laid
 def test_scales_that_are_not_finite_are_refused(name: str) -> None:
     weight = weight_of(name)
     tensors = tensors_of(weight, name)
-    at = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}[name]
+    at = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208, "Q5_0": 0}[name]
     tensors["0"][-1, at : at + 2] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
     with pytest.raises(ValueError, match="not finite"):
         blocks.pack(weight, tensors)
 
 
-@each_leveled
+@each_laid
 def test_tensors_of_fewer_rows_or_blocks_than_the_weight_has_are_refused(name: str) -> None:
     """What lies behind them is another's memory."""
     weight = weight_of(name)
@@ -199,7 +215,7 @@ def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, 
     return held, Matrix(values, scales, zeros, None, fmt, mins)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0", "Q5_0"])
 def test_experts_are_the_specifications(isa: str, name: str) -> None:
     (gate_up, first), (down, second) = stack_of(name, 512, 256, 2), stack_of(name, 256, 256, 1)
     generator = torch.Generator().manual_seed(3)
