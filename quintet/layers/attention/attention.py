@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.types import AttentionSpec, RotaryArgs
+from quintet.interface.types import INT4, AttentionSpec, RotaryArgs
 from quintet.interface.weights import Weight
 from quintet.layers.attention.key_scales import KeyScales, rotary_pairs
 from quintet.layers.attention.kv_scales import KVScales
@@ -68,7 +68,7 @@ class SelfAttention(nn.Module):
         self.shares_kv = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
         self.key_scales = None
-        if build.kv_dtype == torch.int8 and shape.bias and shape.stored.num_strips == 1:
+        if build.kv_dtype in (torch.int8, INT4) and shape.bias and shape.stored.num_strips == 1:
             self.key_scales = KeyScales(build, self.qkv, (queries, keys), rotary_pairs(shape.head_dim, rotary))
         self.spec = AttentionSpec(
             heads=self._heads,

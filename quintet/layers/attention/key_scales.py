@@ -1,8 +1,10 @@
-"""Powers of two between K as a layer computes it and as an int8 cache holds it, for keys with large biases (Qwen2.5).
+"""Powers of two between K as a layer computes it and as an int8 or int4 cache holds it, for keys with large biases
+(Qwen2.5).
 
-An int8 cache has one scale for all channels of a token's head. Where the key projection's bias makes a few channels a
-hundred times as large as the others, these lose their digits. Such channels are divided by a power of two before they
-are cached, and the queries' are multiplied by it: products stay the same, exactly.
+An int8 cache has one scale for all channels of a token's head, an int4 cache one for each 32 of them. Where the key
+projection's bias makes a few channels a hundred times as large as the others, these lose their digits. Such channels
+are divided by a power of two before they are cached, and the queries' are multiplied by it: products stay the same,
+exactly.
 """
 
 from collections.abc import Mapping
