@@ -24,6 +24,9 @@ from quintet.layers.rope import Rotary
 
 ORDINARY = 8.0  # what channels without a large bias reach: 4 to 16 are alike (benchmarks/results/kv-int8-bias.json)
 
+# rad: of keys at positions from 0 and from 30000 on, 4 is better than 1 (benchmarks/results/kv-int4.json)
+SLOW = 4.0
+
 
 @dataclass(frozen=True)
 class BiasScales(FactorReader):
@@ -88,14 +91,14 @@ def rotary_pairs(head_dim: int, rotary: Rotary | None) -> tuple[int, ...]:
 
 
 def slow_channels(head_dim: int, rotary: Rotary | None) -> tuple[tuple[bool, ...], float]:
-    """Returns which channels of a head turn by less than 1 rad within the longest request, and what rotary multiplies
+    """Returns which channels of a head turn by less than SLOW within the longest request, and what rotary multiplies
     them with; none where channels that turn together do not stay where they are."""
     if rotary is None:
         return (True,) * head_dim, 1.0
     if rotary.interleaved:
         return (False,) * head_dim, 1.0
     angles, factor = rotary.longest_angles()
-    slow = tuple((angles < 1.0).tolist())
+    slow = tuple((angles < SLOW).tolist())
     return (*slow, *slow, *(True,) * (head_dim - rotary.dim)), factor
 
 
