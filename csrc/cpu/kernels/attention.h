@@ -23,6 +23,7 @@ enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };  // of q 
 enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVFloat8Wide, kKVInt4, kKVKinds };
 
 constexpr long kScaleBytes = 4;
+constexpr long kMostInt4 = 1024;  // of head_dim in a 4-bit cache
 constexpr long kGroup = 32;  // values of a 4-bit row that share a scale and a minimum; the last group may have fewer
 
 // Of a 4-bit row: a code of each value, and two float16 of each group. head_dim is even.

@@ -47,24 +47,44 @@ inline void widen_group(const uint8_t* codes, Floats scale, Floats least, float*
     for (long i = 0; i < kGroup; i += kLanes) store(to + i, fma(load(numbers + i), scale, least));
 }
 
+// Scale and minimum of each group in float32, to[2 * groups]. Vectors are read from the row's end: what is read twice
+// stands before, and nothing behind the row is touched.
+inline void widen_factors(const uint8_t* row, long count, float* to) {
+    const long halves = (count + kGroup - 1) / kGroup * 2, bytes = int4_row_bytes(count);
+    float last[kLanes];
+    long left = halves;
+    for (; left > 0 && bytes - 2 * (halves - left) >= 2 * kLanes; left -= kLanes) {
+        const Floats some = load(reinterpret_cast<const Float16*>(row + bytes - 2 * (halves - left)) - kLanes);
+        if (left >= kLanes) {
+            store(to + left - kLanes, some);
+        } else {
+            store(last, some);
+            for (long i = 0; i < left; ++i) to[i] = last[kLanes - left + i];
+        }
+    }
+    if (left <= 0) return;
+    Float16 few[kLanes] = {};  // a row that is shorter than a vector
+    __builtin_memcpy(few, row + count / 2, static_cast<size_t>(2 * left));
+    store(last, load(few));
+    for (long i = 0; i < left; ++i) to[i] = last[i];
+}
+
 // A row's numbers, still turned, padded with zeros to `width`.
 inline void widen(const Int4* from, float* to, long count, long width) {
     const uint8_t* const row = reinterpret_cast<const uint8_t*>(from);
-    const uint8_t* factors = row + count / 2;
-    for (long first = 0; first < count; first += kGroup, factors += 4) {
-        Float16 pair[kLanes] = {};
-        float both[kLanes];
-        __builtin_memcpy(pair, factors, 2 * sizeof(Float16));
-        store(both, load(pair));
+    float factors[kMostInt4 / kGroup * 2];
+    widen_factors(row, count, factors);
+    const float* own = factors;
+    for (long first = 0; first < count; first += kGroup, own += 2) {
         const long size = group_size(first, count);
         if (size == kGroup) {
-            widen_group(row + first / 2, splat(both[0]), splat(both[1]), to + first);
+            widen_group(row + first / 2, splat(own[0]), splat(own[1]), to + first);
             continue;
         }
         uint8_t codes[kGroup / 2] = {};  // of a whole group: the last one's halves are moved to where its are
         float numbers[kGroup];
         __builtin_memcpy(codes, row + first / 2, static_cast<size_t>(size / 2));
-        widen_group(codes, splat(both[0]), splat(both[1]), numbers);
+        widen_group(codes, splat(own[0]), splat(own[1]), numbers);
         for (long i = 0; i < size / 2; ++i) to[first + i] = numbers[i];
         for (long i = size / 2; i < size; ++i) to[first + i] = numbers[kGroup / 2 + i - size / 2];
         for (long i = first + size; i < width; ++i) to[i] = 0.0F;
