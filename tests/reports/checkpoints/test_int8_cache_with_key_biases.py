@@ -46,12 +46,13 @@ def test_logits_stay_nearer_to_those_of_a_float_cache(
     assert 0 < float((got - want).std()) < 0.5 * float((alike - want).std())
 
 
-def test_two_ranks_give_the_tokens_of_one(biased: Tiny) -> None:
+@pytest.mark.parametrize("cached", ["int8", "int4"])
+def test_two_ranks_give_the_tokens_of_one(biased: Tiny, cached: str) -> None:
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     settings = {
         "skip_tokenizer_init": True,
-        "kv_cache_dtype": "int8",
+        "kv_cache_dtype": cached,
         "dtype": "float32",
         "kv_cache_memory_bytes": "16M",
     }
