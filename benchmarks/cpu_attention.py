@@ -2,7 +2,7 @@
 
     python -m benchmarks.cpu_attention --threads 2
 
-One layer of Qwen3-0.6B: 16 heads, 8 KV heads of 128, pages of 16, the cache in the layer's type, in int8 and in fp8.
+One layer of Qwen3-0.6B: 16 heads, 8 KV heads of 128, pages of 16, the cache in the layer's type, in int8, fp8 and int4.
 Each call reads another layer's cache, and they together exceed the last-level cache, as in a step of the model. Caches
 and providers take turns; the median counts.
 """
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from quintet import _cpu
-from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
+from quintet.interface.types import INT4, AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, to_cache_rows
 from quintet.platforms.cpu.ops import attention as native_attention
 from quintet.platforms.cpu.ops import torch_attention as attention
 
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 16
-CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 REGISTERED = (attention, native_attention)  # importing them did it
 
 

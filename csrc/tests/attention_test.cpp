@@ -78,6 +78,25 @@ float float8_wide(uint8_t bits) {
     return static_cast<float>(bits & 128 ? -value : value);
 }
 
+// Value i of a 4-bit row: its group, turned back by the sign that two numbers' common bits give.
+double of_groups(const uint8_t* row, long dim, long i) {
+    const long first = i / 32 * 32, size = std::min(32L, dim - first);
+    const uint8_t* const factors = row + dim / 2 + first / 32 * 4;
+    const double scale = get(factors, cpu::kFloat16), least = get(factors + 2, cpu::kFloat16);
+    const auto turned = [&](long j) {
+        const uint8_t both = row[first / 2 + j % (size / 2)];
+        return scale * (j < size / 2 ? both & 15 : both >> 4) + least;
+    };
+    if (size & (size - 1)) return turned(i - first);
+    double sum = 0.0, divisor = 1.0;
+    for (long step = 1; step < size; step *= 4) divisor *= 2.0;
+    for (long j = 0; j < size; ++j) {
+        const bool odd = __builtin_popcountl(static_cast<unsigned long>(j & (i - first))) % 2;
+        sum += odd ? -turned(j) : turned(j);
+    }
+    return sum / divisor;
+}
+
 struct Shape {
     long heads, kv_heads, dim, page_size, window;
     float softcap;
@@ -110,6 +129,7 @@ struct Step {
         : shape(of), type(t), kind(k), requests(r) {
         const size_t number_size = kind == cpu::kKVSame ? size_of(type) : 1;
         row = of.dim * static_cast<long>(number_size) + (kind == cpu::kKVInt8 ? cpu::kScaleBytes : 0);
+        if (kind == cpu::kKVInt4) row = cpu::int4_row_bytes(of.dim);
         long last = 0;
         for (const Request& each : r) {
             const long count = (each.cached + each.count + of.page_size - 1) / of.page_size;
@@ -194,6 +214,7 @@ struct Step {
         if (kind == cpu::kKVSame) return get(from + i * static_cast<long>(size_of(type)), type);
         if (kind == cpu::kKVFloat8) return float8(from[i]);
         if (kind == cpu::kKVFloat8Wide) return float8_wide(from[i]);
+        if (kind == cpu::kKVInt4) return of_groups(from, shape.dim, i);
         float scale;
         std::memcpy(&scale, from + shape.dim, sizeof scale);
         return static_cast<double>(scale) * static_cast<int8_t>(from[i]);
@@ -346,10 +367,13 @@ int attention_failures() {
             continue;
         }
         for (const auto type : {cpu::kFloat32, cpu::kBfloat16, cpu::kFloat16}) {
-            for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8, cpu::kKVFloat8Wide}) {
-                for (const Shape& shape : shapes) attention_is_the_textbooks(isa, shape, type, kind);
-                for (const Shape& shape : shapes) pieces_change_no_bit(isa, shape, type, kind);
-                for (const Shape& shape : shapes) broken_values_reach_who_sees_them(isa, shape, type, kind);
+            for (const auto kind : {cpu::kKVSame, cpu::kKVInt8, cpu::kKVFloat8, cpu::kKVFloat8Wide, cpu::kKVInt4}) {
+                for (const Shape& shape : shapes) {
+                    if (kind == cpu::kKVInt4 && shape.dim % 2) continue;
+                    attention_is_the_textbooks(isa, shape, type, kind);
+                    pieces_change_no_bit(isa, shape, type, kind);
+                    broken_values_reach_who_sees_them(isa, shape, type, kind);
+                }
                 for (const long dim : {16L, 32L}) threads_change_no_bit(isa, dim, type, kind);
             }
         }

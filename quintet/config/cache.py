@@ -49,9 +49,10 @@ class MemoryOptions:
     )  # fmt: skip
     page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
     kv_cache_dtype: str = choice_field(
-        "auto", "auto", "int8", "fp8", "fp8_e5m2", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: "
-        "half of 16 bits and a scale for each head of each token; fp8 (e4m3): half, with the checkpoint's scales if it "
-        "has some; fp8_e5m2: half, without scales", group="memory",
+        "auto", "auto", "int8", "fp8", "fp8_e5m2", "int4", fp8_e4m3="fp8", int8_per_token_head="int8",
+        int4_per_token_head="int4", help="of the KV cache; auto: the weights'; int8: half of 16 bits and a scale for "
+        "each head of each token; fp8 (e4m3): half, with the checkpoint's scales if it has some; fp8_e5m2: half, "
+        "without scales; int4: 5 bits a value, with a scale and a minimum for each 32 values", group="memory",
     )  # fmt: skip
     calculate_kv_scales: bool = option(
         False, boolean, "with kv_cache_dtype fp8: compute the scales of K and V for each head, from a first prompt of "

@@ -1,4 +1,4 @@
-"""The 8-bit formats of caches, decoded by sign, exponent and mantissa, and what is nearest in each."""
+"""The 8-bit and 4-bit formats of caches: decoded by sign, exponent and mantissa, and what is nearest in each."""
 
 import functools
 import math
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.linear import away_from_ties
+from quintet.interface.types import INT4
 
 MAX_INT8 = 127  # steps of a row's scale; -128 is not used
+INT4_GROUP, MAX_INT4 = 32, 15  # values that share a scale and a minimum; the highest code
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,57 @@ FLOATS = {
 
 
 def through_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns x [..., D] as a cache of this type gives it back: an exact model of ops.attention.stored()."""
+    """Returns x [..., D] as a cache of this type gives it back: an exact model of ops.attention.to_cache_rows()."""
     if dtype in FLOATS:
         return FLOATS[dtype].nearest(x)
     if dtype == torch.int8:
         scale = x.float().abs().amax(-1, keepdim=True) / MAX_INT8
         steps = (x.float() / torch.where(scale > 0, scale, 1.0)).round().clamp(-MAX_INT8, MAX_INT8)
         return (steps * scale).double()
+    if dtype == INT4:
+        return torch.cat([_through_int4(group) for group in x.split(INT4_GROUP, -1)], -1)
     return x.double()
+
+
+def _hadamard(size: int) -> Tensor:
+    """[size, size] float64: -1 where two numbers have an odd number of bits in common; the identity where size is no
+    power of two."""
+    if size & (size - 1):
+        return torch.eye(size, dtype=torch.float64)
+    signs = [[-1.0 if (i & j).bit_count() % 2 else 1.0 for j in range(size)] for i in range(size)]
+    return torch.tensor(signs, dtype=torch.float64)
+
+
+def _int4_codes(turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """turned [..., n] float64 -> codes before they are rounded, scale and minimum [..., 1]."""
+    least = turned.amin(-1, keepdim=True).half().double()
+    scale = ((turned.amax(-1, keepdim=True) - least) / MAX_INT4).half().double()
+    return ((turned - least) / torch.where(scale > 0, scale, 1.0)).clamp(0, MAX_INT4), scale, least
+
+
+def _turn(group: Tensor) -> tuple[Tensor, Tensor, int]:
+    """A group turned, and what turns it back: a matrix and its divisor. See ops.pages.hadamard()."""
+    matrix = _hadamard(group.shape[-1])
+    bits = 0 if group.shape[-1] & (group.shape[-1] - 1) else group.shape[-1].bit_length() - 1
+    return group.double() @ matrix / 2 ** (bits // 2), matrix, 2 ** (bits - bits // 2)
+
+
+def _through_int4(group: Tensor) -> Tensor:
+    turned, matrix, divisor = _turn(group)
+    codes, scale, least = _int4_codes(turned)
+    return (codes.round() * scale + least) @ matrix / divisor
+
+
+def _away_from_int4_ties(group: Tensor) -> Tensor:
+    """A group of zeros in the place of one that has a code, a scale or a minimum near the middle of two."""
+    turned = _turn(group)[0]
+    codes, scale, least = _int4_codes(turned)
+    near = 1e-5 * turned.abs().amax(-1, keepdim=True) / scale.clamp(min=1e-12)
+    sure = ((codes - near).round() == (codes + near).round()).all(-1, keepdim=True)
+    for factor in (1 - 1e-5, 1 + 1e-5):
+        _, other_scale, other_least = _int4_codes(turned * factor)
+        sure &= (other_scale == scale) & (other_least == least)
+    return torch.where(sure, group, 0)
 
 
 def away_from_rounding_ties(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,6 +128,8 @@ def away_from_rounding_ties(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype in FLOATS:
         nearest = FLOATS[dtype].nearest
         return torch.where(nearest(x * (1 - 2**-7)) == nearest(x * (1 + 2**-7)), x, 0)
+    if dtype == INT4:
+        return torch.cat([_away_from_int4_ties(group) for group in x.split(INT4_GROUP, -1)], -1)
     return (
         away_from_ties(x.flatten(0, -2), 0, float(MAX_INT8), torch.round).reshape(x.shape) if dtype == torch.int8 else x
     )

@@ -21,6 +21,7 @@ from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.quantization import scheme_of
 from quintet.hub.dtypes import name_of
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
+from quintet.interface.types import cache_dtype_name
 from quintet.platforms import PlatformCandidate, SelectedPlatform
 
 SUPPORT_FILE = "support.json"  # beside the platform's module
@@ -200,7 +201,7 @@ def features_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list
         "backend" if sizes.transformers_backend else "family": hf_config.model_type,
         "dtype": name_of(sizes.dtype),
         "scheme": scheme_of(sizes.quantization),
-        "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
+        "kv": cache_dtype_name(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
     return [f"{group}/{name}" for group, name in asked.items() if name is not None]

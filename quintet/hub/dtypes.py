@@ -6,6 +6,7 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities
+from quintet.interface.types import INT4
 
 
 def dtype_of(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons: list[str]) -> torch.dtype:
@@ -28,8 +29,8 @@ def dtype_of(config: EngineConfig, hf_config: Any, facts: Capabilities, reasons:
 
 def kv_dtype_of(config: EngineConfig, facts: Capabilities) -> torch.dtype | None:
     """Returns the KV cache's dtype; None: the layers'. The device chooses which fp8 "fp8" is."""
-    known = {"auto": None, "int8": torch.int8, "fp8": facts.fp8 or torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-    return known[config.kv_cache_dtype]
+    known = {"auto": None, "int8": torch.int8, "int4": INT4, "fp8_e5m2": torch.float8_e5m2}
+    return {**known, "fp8": facts.fp8 or torch.float8_e4m3fn}[config.kv_cache_dtype]
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -228,6 +228,14 @@ class Layout:
         return int(np.prod(self.shape)) * self.dtype.itemsize // self.shards
 
 
+INT4 = torch.uint8  # AttentionSpec.kv_dtype of a cache in groups of 4-bit codes, which torch has no type for
+
+
+def cache_dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a cache's type: "int4", "int8", "bfloat16"."""
+    return "int4" if dtype == INT4 else str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """One attention layer as this rank sees it: heads are local, and heads % kv_heads == 0."""
@@ -242,7 +250,8 @@ class AttentionSpec:
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     sinks: bool = False  # one learned logit per head joins the softmax
     alibi: tuple[float, ...] | None = None  # a slope per head: times how far the key is from the query, off the score
-    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype. int8 has a scale in each row
+    # of the cache; None: dtype. int8 has a scale in each row; INT4 has codes, and a scale and a minimum for each group
+    kv_dtype: torch.dtype | None = None
     causal: bool = True  # a token sees those before it; False: all of its request's
     # origin of the kept K and V: the layer's own tokens, or an encoder's rows ("cross": a platform is asked for it only
     # if Platform.optional_spec_fields names it); none: nothing is kept (BERT, ViT)
@@ -265,6 +274,11 @@ class AttentionSpec:
     @property
     def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
+
+    @property
+    def cache_name(self) -> str:
+        """Name of the cache's type in messages."""
+        return "int4" if self.cache_dtype == INT4 else str(self.cache_dtype)
 
     @property
     def value_dim(self) -> int:

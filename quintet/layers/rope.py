@@ -63,6 +63,12 @@ class Rotary(Layer):
         made.axes = multimodal_axes(config.model_type, config.rope_parameters, made.dim // 2)
         return made
 
+    def longest_angles(self) -> tuple[Tensor, float]:
+        """Returns the angle of each pair of channels at the end of the longest request, in rad, and the factor of
+        cosines and sines."""
+        waves, factor = frequencies(self.dim, self._scaling, self._lengths)
+        return waves * self._lengths.served, factor
+
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self.dim, self._scaling, self._lengths)}
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import AttentionSpec, Batch, Layout, RotaryArgs, StepContext, TokenChoiceSpec
+from quintet.interface.types import INT4, AttentionSpec, Batch, Layout, RotaryArgs, StepContext, TokenChoiceSpec
+from quintet.ops.pages import from_int4_rows, int4_row_bytes, to_int4_rows
 from quintet.ops.registry import Op, Ops
 from quintet.ops.rotary import apply_rotary
 
@@ -21,6 +22,8 @@ CACHE_DTYPES = (
 
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
     """Elements that one head of one token takes in a cache of this type."""
+    if dtype == INT4:
+        return int4_row_bytes(head_dim)
     return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
@@ -35,9 +38,12 @@ def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
 def to_cache_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] as rows of a cache.
 
-    int8: the nearest multiples of the row's largest magnitude / 127, and behind them the bytes of that scale, which is
-    not finite where the row is not. fp8: the nearest number, the format's largest at most, and no scale.
+    INT4: as to_int4_rows(). int8: the nearest multiples of the row's largest magnitude / 127, and behind them the bytes
+    of that scale, which is not finite where the row is not. fp8: the nearest number, the format's largest at most, and
+    no scale.
     """
+    if dtype == INT4:
+        return to_int4_rows(x)
     if dtype == torch.int8:
         x = x.float()
         scale = x.abs().amax(-1, keepdim=True) / 127
@@ -50,7 +56,9 @@ def to_cache_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def from_cache_rows(rows: Tensor, head_dim: int) -> Tensor:
-    """Undoes stored(): rows -> [..., D] in float32."""
+    """Undoes to_cache_rows(): rows -> [..., D] in float32."""
+    if rows.dtype == INT4:
+        return from_int4_rows(rows, head_dim)
     if rows.dtype != torch.int8:
         return rows.float()
     return rows[..., :head_dim].float() * rows[..., head_dim:].contiguous().view(torch.float32)
@@ -58,8 +66,8 @@ def from_cache_rows(rows: Tensor, head_dim: int) -> Tensor:
 
 @Op
 def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> Tensor:
-    """kv [P, 2, Hkv, page_size, row_width] with k and v [T, Hkv, D] at the group's slots [T], as stored() has it; kv is
-    [P, 1, ...] without v.
+    """kv [P, 2, Hkv, page_size, row_width] with k and v [T, Hkv, D] at the group's slots [T], as to_cache_rows() has
+    it; kv is [P, 1, ...] without v.
 
     May write in place; use its result.
     """
@@ -255,7 +263,7 @@ class PagedAttention(Mixer):
         known = *CACHE_DTYPES, *also
         if spec.cache_dtype not in (spec.dtype, *known):
             raise ValueError(
-                f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cache_dtype}"
+                f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cache_name}"
             )
         self.layouts = (layout(spec),)
         self._spec, self._write, self._attend = spec, ops.write_kv, attend or ops.paged_attention

@@ -13,6 +13,12 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 @Op
+def add_row(x: Tensor, row: Tensor) -> Tensor:
+    """x [T, C] + row [C] for each token, rounded once; of one type."""
+    return x + row
+
+
+@Op
 def scale(x: Tensor, factor: float) -> Tensor:
     """x * factor, rounded once. May overwrite x; callers use what it returns."""
     return x * factor

@@ -14,7 +14,7 @@ short_conv() then holds max_drafts more tokens. One of state_space() or delta_ru
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -390,7 +390,7 @@ class StateMixer(Mixer):
         return out, (after,)
 
 
-def mixer(spec: AttentionSpec | StateSpec, ops: Ops) -> Mixer:
+def mixer(spec: AttentionSpec | StateSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:
     """Returns the mixer that is made of the bound ops: attention over pages or over a step alone, or a state per
-    request."""
-    return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops)
+    request. `also` as PagedAttention has it."""
+    return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops, also)

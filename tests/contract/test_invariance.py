@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.platform import Capabilities
+from quintet.interface.types import INT4
 from quintet.interface.weights import Matrix
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
@@ -105,6 +106,7 @@ SPECS = {
     "sinks": spec(4, 2, 16, sinks=True),
     "alibi": spec(6, 2, 16, alibi=True, softcap=9.0),
     "int8 cache": spec(6, 2, 16, kv_dtype=torch.int8),
+    "int4 cache": spec(6, 2, 48, kv_dtype=INT4),
     "fp8 cache": spec(5, 1, 20, kv_dtype=torch.float8_e4m3fn, window=50),
 }
 LENGTHS = (1, 3, 40, 127, 128, 129, 290)

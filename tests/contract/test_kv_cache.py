@@ -15,16 +15,19 @@ from quintet.conformance.cases.attention import MIXES, paged_attention_arguments
 from quintet.conformance.cases.model_ops import DTYPES
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
+from quintet.conformance.formats import away_from_rounding_ties, through_cache
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
-from quintet.interface.types import AttentionSpec
+from quintet.interface.types import INT4, AttentionSpec
 from quintet.ops import Op
 from quintet.ops.attention import from_cache_rows, row_width, to_cache_rows
 from quintet.platforms import cpu
 
-CACHED = (torch.int8, torch.float8_e4m3fn)
+CACHED = (torch.int8, torch.float8_e4m3fn, INT4)
 KINDS: dict[str, dict[str, Any]] = {
     "int8": {"kv_dtype": torch.int8},
     "fp8": {"kv_dtype": torch.float8_e4m3fn},
+    "int4": {"kv_dtype": INT4},
+    "int4, sinks, window": {"kv_dtype": INT4, "sinks": True, "window": 40},
     "alibi": {"alibi": True},
     "alibi, soft-cap, window": {"alibi": True, "softcap": 5.0, "window": 40},
     "int8, sinks": {"kv_dtype": torch.int8, "sinks": True},
@@ -55,6 +58,35 @@ def test_a_row_that_is_not_finite_comes_back_so_and_alone() -> None:
         x[1, 0, 5] = value
         back = from_cache_rows(to_cache_rows(x, torch.int8), 16)
         assert back[[0, 2]].isfinite().all() and not back[1].isfinite().any()
+
+
+@pytest.mark.parametrize("dim", [8, 24, 32, 64, 80, 128])
+def test_int4_rows_are_what_an_exact_model_makes_of_them(dim: int) -> None:
+    """Large channels, zeros, and numbers beyond float16 among them."""
+    x = randn(50, 3, dim, dtype=torch.float32, scale=7.0)
+    x[:, :, 1] *= 40
+    x[2] *= 1e-3
+    x[3] = 0
+    x = away_from_rounding_ties(x, INT4)
+    rows = to_cache_rows(x, INT4)
+    assert rows.shape == (50, 3, row_width(dim, INT4)) and row_width(128, INT4) == 80
+    back, want = from_cache_rows(rows, dim), through_cache(x, INT4)
+    torch.testing.assert_close(back.double(), want, rtol=1e-5, atol=1e-3)
+    assert from_cache_rows(to_cache_rows(x * 1e7, INT4), dim).isfinite().all()
+
+
+def test_int4_groups_that_are_not_finite_come_back_so_and_alone() -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        x = randn(3, 1, 64, dtype=torch.float32)
+        x[1, 0, 5] = value
+        back = from_cache_rows(to_cache_rows(x, INT4), 64)
+        assert back[[0, 2]].isfinite().all() and back[1, 0, 32:].isfinite().all()
+        assert back[1, 0, :32].isnan().all()
+
+
+def test_an_int4_cache_of_odd_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="head_dim 7 is odd"):
+        row_width(7, INT4)
 
 
 def test_fp8_is_the_nearest_number_and_ends_at_448() -> None:
@@ -123,7 +155,7 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
         assert got.dtype == cached and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
-@pytest.mark.parametrize(("cached", "most"), [(torch.int8, 0.01), (torch.float8_e4m3fn, 0.04)], ids=str)
+@pytest.mark.parametrize(("cached", "most"), [(torch.int8, 0.01), (torch.float8_e4m3fn, 0.04), (INT4, 0.12)], ids=str)
 def test_the_error_of_a_small_cache_is_small(cached: torch.dtype, most: float) -> None:
     """Of attention over normal numbers, relative to the size of its results."""
     exact = spec(8, 2, 64)

@@ -220,6 +220,7 @@ long bytes_of(AttentionType type) { return type == kFloat32 ? 4 : 2; }
 // Of a row of the cache.
 long row_bytes(long head_dim, AttentionType type, KVKind kind) {
     if (kind == kKVSame) return head_dim * bytes_of(type);
+    if (kind == kKVInt4) return int4_row_bytes(head_dim);
     return head_dim + (kind == kKVInt8 ? kScaleBytes : 0);
 }
 
@@ -235,7 +236,9 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
     const long items = groups.items();
     if (items == 0) return;
 
-    const Work work{call, batch, groups, attention_kernels(), type, kind};
+    AttentionCall own = call;
+    own.turned = kind == kKVInt4;
+    const Work work{own, batch, groups, attention_kernels(), type, kind};
     if (groups.count() * call.kv_heads < kItemsPerThread * pool_threads() && longest(call, batch) > kAttentionStretch) {
         by_stretch(work, items);
     } else {

@@ -34,7 +34,13 @@ KVKind kind_of(const char* kv) {
     if (std::strcmp(kv, "int8") == 0) return kKVInt8;
     if (std::strcmp(kv, "fp8") == 0) return kKVFloat8;
     if (std::strcmp(kv, "fp8_e5m2") == 0) return kKVFloat8Wide;
-    throw std::invalid_argument(std::string("a cache is same, int8, fp8 or fp8_e5m2, not ") + kv);
+    if (std::strcmp(kv, "int4") == 0) return kKVInt4;
+    throw std::invalid_argument(std::string("a cache is same, int8, fp8, fp8_e5m2 or int4, not ") + kv);
+}
+
+void check_int4(long head_dim) {
+    if (head_dim % 2) throw std::invalid_argument("a 4-bit cache keeps pairs of values: head_dim must be even");
+    if (head_dim > kMostInt4) throw std::invalid_argument("a 4-bit cache has heads of 1024 numbers at most");
 }
 
 struct Attend {
@@ -69,6 +75,7 @@ struct PagedAttention {
         if (chunk < 0) throw std::invalid_argument("chunk must be 0 (none) or more");
         if (chunk && (window || !causal)) throw std::invalid_argument("chunks are causal, and no windows beside them");
         if (!(softcap >= 0.0F)) throw std::invalid_argument("softcap must be 0 (none) or more");
+        if (kind == kKVInt4) check_int4(head_dim);
     }
 
     void call(uintptr_t out, uintptr_t q, long q_stride, uintptr_t kv, long pages, uintptr_t positions,
@@ -98,6 +105,7 @@ void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride,
     positive("heads", heads);
     positive("page_size", page_size);
     positive("head_dim", head_dim);
+    if (kind_of(kind) == kKVInt4) check_int4(head_dim);
     const KVWrite call{at<char>(kv), at<const char>(k), at<const char>(v), k_stride, v_stride,
                        at<const int32_t>(slot_mapping),
                        tokens, pages, heads, page_size, head_dim, type_of(bits, brain), kind_of(kind)};
@@ -157,7 +165,7 @@ struct WholeAttention {
 void bind_attention(nb::module_& m) {
     nb::class_<PagedAttention>(m, "PagedAttention",
                                "One layer's attention on floats of 32 or 16 bits; `brain`: bfloat16; `kv`: the cache's "
-                               "numbers, same, int8 or fp8; `shared`: so many of K are V, 0 for a V of its own.")
+                               "numbers, same, int8, fp8 or int4; `shared`: so many of K are V, 0 for a V of its own.")
         .def(nb::init<long, long, long, long, long, long, long, bool, float, float, int, bool, const char*>(),
              nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("shared"), nb::arg("page_size"),
              nb::arg("window"), nb::arg("chunk"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"), nb::arg("bits"),

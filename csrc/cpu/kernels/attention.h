@@ -19,10 +19,15 @@ constexpr long kAttentionStretch = 1024;
 enum AttentionType { kFloat32, kBfloat16, kFloat16, kAttentionTypes };  // of q and of the result
 
 // What a row of the cache is: head_dim numbers of q's type; as many int8, then the float32 that they are multiples of;
-// or as many of e4m3fn, or of e5m2.
-enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVFloat8Wide, kKVKinds };
+// as many of e4m3fn, or of e5m2; or groups of 4-bit codes, turned by Hadamard matrices (attention_groups.h).
+enum KVKind { kKVSame, kKVInt8, kKVFloat8, kKVFloat8Wide, kKVInt4, kKVKinds };
 
 constexpr long kScaleBytes = 4;
+constexpr long kMostInt4 = 1024;  // of head_dim in a 4-bit cache
+constexpr long kGroup = 32;  // values of a 4-bit row that share a scale and a minimum; the last group may have fewer
+
+// Of a 4-bit row: a code of each value, and two float16 of each group. head_dim is even.
+constexpr long int4_row_bytes(long head_dim) { return head_dim / 2 + (head_dim + kGroup - 1) / kGroup * 4; }
 
 struct AttentionCall {
     void* out;                 // [T, heads, value_dim]
@@ -40,6 +45,7 @@ struct AttentionCall {
     bool causal;               // a token sees what is before it; false: all of its request, or a window to both sides
     float scale;
     float softcap;             // 0: none
+    bool turned = false;       // groups of K and V are kept turned: queries are turned, and results turned back
 };
 
 // The first position that a token at `own` sees. Each object of kernels has a copy of its own.

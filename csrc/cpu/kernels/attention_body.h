@@ -14,6 +14,7 @@
 // No product stands beside a sum but in fma(): a compiler may join the two in one copy of a loop and not in another.
 #pragma once
 
+#include "cpu/kernels/attention_groups.h"
 #include "cpu/kernels/attention_scores.h"
 #include "cpu/kernels/attention_store.h"
 #include "cpu/kernels/attention_values.h"
@@ -52,7 +53,7 @@ struct Block {
 template <typename E>
 inline void find(const AttentionCall& call, const AttentionItem& item, long start, long end, const E* zeros,
                  Block<E>& block) {
-    const long size = call.page_size, row = call.head_dim + kTail<E>, side = call.kv_heads * size * row;
+    const long size = call.page_size, row = row_size<E>(call.head_dim), side = call.kv_heads * size * row;
     const long to_v = call.shared ? 0 : side;
     const long count = end - start < kAttentionBlock ? end - start : kAttentionBlock;
     for (long i = 0; i < kAttentionBlock; ++i) block.k[i] = block.v[i] = zeros;
@@ -68,12 +69,13 @@ inline void find(const AttentionCall& call, const AttentionItem& item, long star
     }
 }
 
-// Copies a block's rows in float32, padded with zeros to whole vectors.
+// Copies a block's rows in float32, padded with zeros to whole vectors. `ahead`: rows to ask for meanwhile, or null.
 template <typename E>
-inline void widen_rows(const E* const* from, Range span, long dim, long width, float* to, const float* zeros,
-                       const float** rows) {
+inline void widen_rows(const E* const* from, Range span, long dim, long width, const E* const* ahead, float* to,
+                       const float* zeros, const float** rows) {
     for (long i = 0; i < kAttentionBlock; ++i) {
         const bool inside = i >= span.first && i < span.last;
+        if (ahead) fetch(ahead[i], row_size<E>(dim));
         rows[i] = inside ? to + i * width : zeros;
         if (inside) widen(from[i], to + i * width, dim, width);
     }
@@ -101,13 +103,14 @@ inline void load_queries(const AttentionCall& call, const AttentionItem& item, l
     for (long r = 0; r < rows; ++r) {
         const long head = item.head + r % item.heads;
         const long token = item.token + r / item.heads;
-        const Q* q = static_cast<const Q*>(call.q) + token * call.q_stride + head * call.head_dim;
+        const Q* const q = static_cast<const Q*>(call.q) + token * call.q_stride + head * call.head_dim;
         s.places[r] = static_cast<float>(call.positions[token]);
         if (call.slopes) s.slopes[r] = call.slopes[head];
         if (as_they_are) {
             __builtin_memcpy(reinterpret_cast<Q*>(s.q) + r * width, q, static_cast<size_t>(width) * sizeof(Q));
         } else {
             widen(q, s.q + r * width, call.head_dim, width);
+            if (call.turned) turn_groups(s.q + r * width, call.head_dim, true);
         }
     }
 }
@@ -150,6 +153,7 @@ inline void finish(const AttentionCall& call, const AttentionItem& item, long wi
         const long head = item.head + r % item.heads;
         E* out = static_cast<E*>(call.out) + ((item.token + r / item.heads) * call.heads + head) * call.value_dim;
         const float total = s.all.total[r];
+        if (call.turned) turn_groups(s.all.acc + r * width, call.head_dim, true);
         for (long i = 0; i < call.value_dim; ++i) narrow(s.all.acc[r * width + i] / total + 0.0F, out + i);  // no -0
     }
 }
@@ -192,6 +196,22 @@ inline Sight whole(const AttentionCall& call, const AttentionItem& item) {
     return {sight(call, item, item.token).first, sight(call, item, item.token + item.tokens - 1).last};
 }
 
+template <typename E>
+constexpr const E* const* no_rows = nullptr;
+
+// Goes through a block of groups, which are copied in float32 for any number of rows. `ahead`: K of the next, or null.
+template <typename E>
+inline void take_groups(const AttentionCall& call, long rows, long width, const Block<E>& block, Range span,
+                        const E* const* ahead, Scratch& s) {
+    const float *k[kAttentionBlock], *v[kAttentionBlock];
+    widen_rows(block.k, span, call.head_dim, width, call.shared ? ahead : block.v, s.k, s.zeros, k);
+    score(s.q, rows, k, width, s, no_rows<float>, width);
+    weigh_rows(call, rows, s);
+    if (call.shared) return add_values(s, rows, k, width, no_rows<float>);
+    widen_rows(block.v, span, call.head_dim, width, ahead, s.v, s.zeros, v);
+    add_values(s, rows, v, width, no_rows<float>);
+}
+
 // Goes through a block in float32. `ahead`: K of the next, or null.
 template <typename E>
 inline void take_floats(const AttentionCall& call, long rows, long width, const Block<E>& block, Range span,
@@ -202,7 +222,7 @@ inline void take_floats(const AttentionCall& call, long rows, long width, const 
     if (direct) {
         score(s.q, rows, block.k, width, s, block.v, width);
     } else {
-        widen_rows(block.k, span, call.head_dim, width, s.k, s.zeros, k);
+        widen_rows(block.k, span, call.head_dim, width, no_rows<E>, s.k, s.zeros, k);
         score(s.q, rows, k, width, s, none, width);
     }
     take_units(block, call.head_dim, s);
@@ -210,7 +230,7 @@ inline void take_floats(const AttentionCall& call, long rows, long width, const 
     if (direct) {
         add_values(s, rows, block.v, width, ahead);
     } else {
-        widen_rows(block.v, span, call.head_dim, width, s.v, s.zeros, v);
+        widen_rows(block.v, span, call.head_dim, width, no_rows<E>, s.v, s.zeros, v);
         add_values(s, rows, v, width, none);
     }
 }
@@ -227,7 +247,7 @@ __attribute__((noinline)) void go_through(const AttentionCall& call, const Atten
     Block<E> blocks[2];  // the one at hand and the next
     const E* const zeros = reinterpret_cast<const E*>(s.zeros);
     find(call, item, from, to, zeros, blocks[from / kAttentionBlock % 2]);
-    for (const E* const row : blocks[from / kAttentionBlock % 2].k) fetch(row, width);
+    for (const E* const row : blocks[from / kAttentionBlock % 2].k) fetch(row, row_size<E>(call.head_dim));
     for (long start = from; start < to; start += kAttentionBlock) {
         const Block<E>& block = blocks[start / kAttentionBlock % 2];
         Block<E>& next = blocks[1 - start / kAttentionBlock % 2];
@@ -246,7 +266,11 @@ __attribute__((noinline)) void go_through(const AttentionCall& call, const Atten
                 continue;
             }
         }
-        take_floats(call, rows, width, block, span, ahead, s);
+        if constexpr (kGrouped<E>) {
+            take_groups(call, rows, width, block, span, ahead, s);
+        } else {
+            take_floats(call, rows, width, block, span, ahead, s);
+        }
     }
 }
 
@@ -296,17 +320,15 @@ void join(const AttentionCall& call, const AttentionItem& item, long count, void
     finish<E>(call, item, width, s);
 }
 
-#define QUINTET_ATTENTION_KINDS(F)                                                                \
-    {{F<float, float>, F<float, Int8>, F<float, Float8>, F<float, Float8Wide>},                   \
-     {F<Bfloat16, Bfloat16>, F<Bfloat16, Int8>, F<Bfloat16, Float8>, F<Bfloat16, Float8Wide>},    \
-     {F<Float16, Float16>, F<Float16, Int8>, F<Float16, Float8>, F<Float16, Float8Wide>}}
+#define QUINTET_ATTENTION_OF(F, Q) {F<Q, Q>, F<Q, Int8>, F<Q, Float8>, F<Q, Float8Wide>, F<Q, Int4>}
+#define QUINTET_ATTENTION_KINDS(F) \
+    {QUINTET_ATTENTION_OF(F, float), QUINTET_ATTENTION_OF(F, Bfloat16), QUINTET_ATTENTION_OF(F, Float16)}
+#define QUINTET_STORE_OF(Q) {nullptr, to_int8<Q>, to_float8<Q, Narrow8>, to_float8<Q, Wide8>, to_int4<Q>}
 
 #define QUINTET_ATTENTION_KERNELS                                                                     \
     {scratch_bytes, partial_bytes, QUINTET_ATTENTION_KINDS(attend), QUINTET_ATTENTION_KINDS(stretch), \
      {join<float>, join<Bfloat16>, join<Float16>},                                                    \
-     {{nullptr, to_int8<float>, to_float8<float, Narrow8>, to_float8<float, Wide8>},                  \
-      {nullptr, to_int8<Bfloat16>, to_float8<Bfloat16, Narrow8>, to_float8<Bfloat16, Wide8>},         \
-      {nullptr, to_int8<Float16>, to_float8<Float16, Narrow8>, to_float8<Float16, Wide8>}},            \
+     {QUINTET_STORE_OF(float), QUINTET_STORE_OF(Bfloat16), QUINTET_STORE_OF(Float16)},                \
      whole_scratch_bytes, {whole<float>, whole<Bfloat16>, whole<Float16>}}
 
 }  // namespace

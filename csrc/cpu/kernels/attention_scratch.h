@@ -19,10 +19,21 @@ template <typename E>
 constexpr long kTail = 0;
 template <>
 constexpr long kTail<Int8> = kScaleBytes;
+// Rows of groups, which are always copied in float32.
+template <typename E>
+constexpr bool kGrouped = false;
+template <>
+constexpr bool kGrouped<Int4> = true;
 template <typename E>
 constexpr bool kScaled = kUnit<E> != 1.0F || kTail<E> != 0;
 
 constexpr long padded(long count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// Elements of a row of the cache.
+template <typename E>
+constexpr long row_size(long head_dim) {
+    return kGrouped<E> ? int4_row_bytes(head_dim) : head_dim + kTail<E>;
+}
 
 // Asks for a row of a cache that is read soon: the processor's own guesses end at each page of 4 KiB.
 template <typename E>

@@ -18,6 +18,9 @@ struct Int8 {
 struct Float8 {  // e4m3fn
     uint8_t bits;
 };
+struct Int4 {  // a byte of a row of groups
+    uint8_t bits;
+};
 struct Float8Wide {  // e5m2: the upper half of a Float16
     uint8_t bits;
 };

@@ -93,6 +93,11 @@ def embedding(dtype: torch.dtype) -> Iterator[Case]:
         yield f"from {first}", (ids, table[:4], first, True)
 
 
+def add_row(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, width in ((1, 1), (5, 48), (33, 1030)):
+        yield f"{tokens} tokens of {width}", (randn(tokens, width, dtype=dtype), randn(width, dtype=dtype))
+
+
 def scale_heads(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, heads, groups in ((1, 1, 1), (5, 8, 2), (33, 6, 6), (3, 12, 1)):
         factors = randn(groups, 1, dtype=torch.float32).abs() + 0.1
@@ -265,6 +270,7 @@ CASES: dict[str, Cases] = {
     **STREAMS,
     "activate": activations,
     "add": add,
+    "add_row": add_row,
     "add_rms_norm": add_rms_norm,
     "beside": beside,
     "biased_experts": biased_experts,

@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import ContractViolation, require
-from quintet.conformance.close import dtype_name
-from quintet.conformance.formats import FLOATS, MAX_INT8, Float8Encoding, through_cache
+from quintet.conformance.formats import (
+    FLOATS,
+    MAX_INT4,
+    MAX_INT8,
+    Float8Encoding,
+    away_from_rounding_ties,
+    through_cache,
+)
 from quintet.conformance.harness.attention import AttentionInputs, AttentionSession, first_served
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.types import AttentionSpec
+from quintet.interface.types import INT4, AttentionSpec, cache_dtype_name
 
 HEADS = 2
 DIMS = (16, 64, 128)  # of the heads, and sizes of the pages: the first that are served
@@ -69,11 +75,12 @@ def require_same(cached: torch.dtype, want: Tensor, got: Tensor) -> None:
     first = int(wrong[0])
     codes = {FLOATS[cached].value(code): code for code in range(256)}
     misread = {
-        dtype_name(other): torch.tensor([of.value(codes[v]) for v in want.tolist()]) for other, of in FLOATS.items()
+        cache_dtype_name(other): torch.tensor([of.value(codes[v]) for v in want.tolist()])
+        for other, of in FLOATS.items()
     }
     looks = [name for name, values in misread.items() if torch.allclose(values.double(), got, equal_nan=True)]
     raise ContractViolation(
-        f"{dtype_name(cached)}, code {codes[float(want[first])]:#04x}: {float(want[first]):g} was stored, "
+        f"{cache_dtype_name(cached)}, code {codes[float(want[first])]:#04x}: {float(want[first]):g} was stored, "
         f"{float(got[first]):g} came back; {len(wrong)} of {len(want)} numbers are others"
         + (f", as if they were read as {looks[0]}" if looks else "")
     )
@@ -91,7 +98,7 @@ def float8_rounding(cache: RoundTripCache) -> None:
     if bool(wrong.any()):
         at = tuple(torch.nonzero(wrong)[0].tolist())
         raise ContractViolation(
-            f"{dtype_name(cache.cached)}: of {float(x[at]):g}, {float(got[at]):g} was kept, and "
+            f"{cache_dtype_name(cache.cached)}: of {float(x[at]):g}, {float(got[at]):g} was kept, and "
             f"{float(of.nearest(x[at])):g} is nearer; {int(wrong.sum())} numbers are wrong"
         )
     _nan_stays_in_token(cache, torch.nan)
@@ -112,7 +119,8 @@ def _nan_stays_in_token(cache: RoundTripCache, value: float) -> None:
     got = cache.round_trip(x)
     require(not bool(got[2 * HEADS, 3].isfinite()), f"{value} was stored, {float(got[2 * HEADS, 3]):g} came back")
     others = torch.cat([got[: 2 * HEADS], got[3 * HEADS :]])
-    require(bool((others == 1).all()), f"one token's {value} shows in another's V: 1 was stored, not {others.tolist()}")
+    same = (others - 1).abs() <= (cache.cached == INT4) * 2.0**-11  # of a scale in float16
+    require(bool(same.all()), f"one token's {value} shows in another's V: 1 was stored, not {others.tolist()}")
 
 
 def int8_codes(cache: RoundTripCache) -> None:
@@ -155,6 +163,38 @@ def int8_rounding(cache: RoundTripCache) -> None:
         _nan_stays_in_token(cache, value)
 
 
+def int4_codes(cache: RoundTripCache) -> None:
+    """Each code of a group, in any order: what they are turned back to comes back."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.stack([torch.randperm(cache.width, generator=generator) % (MAX_INT4 + 1) for _ in range(8 * HEADS)])
+    for scale, least in ((1.0, 0.0), (2.0**-8, -(2.0**-5)), (4.0, -24.0)):
+        _require_int4(cache, through_cache(codes * scale + least, INT4).to(cache.dtype))
+
+
+def int4_rounding(cache: RoundTripCache) -> None:
+    """Each code is the nearest of its group; groups of zeros, of tiny and of large numbers among them."""
+    x = torch.randn(9 * HEADS, cache.width, generator=torch.Generator().manual_seed(0)) * 7
+    x[3] *= 1e-2
+    x[5] = 0
+    x[7, 1] *= 100
+    _require_int4(cache, x.to(cache.dtype))
+    for value in (torch.nan, torch.inf):
+        _nan_stays_in_token(cache, value)
+
+
+def _require_int4(cache: RoundTripCache, x: Tensor) -> None:
+    x = away_from_rounding_ties(x, INT4)
+    want, got = through_cache(x, INT4), cache.round_trip(x.double())
+    allowed = 4 * torch.finfo(cache.dtype).eps * want.abs().amax(-1, keepdim=True)
+    wrong = ~((got - want).abs() <= allowed)
+    if bool(wrong.any()):
+        at = tuple(torch.nonzero(wrong)[0].tolist())
+        raise ContractViolation(
+            f"int4: of {float(x[at]):g}, {float(got[at]):g} was kept, and {float(want[at]):g} is what codes of 4 bits "
+            f"make of it; {int(wrong.sum())} of {wrong.numel()} numbers are wrong"
+        )
+
+
 def own_numbers(cache: RoundTripCache) -> None:
     """A few numbers that mean something else in every other format."""
     x = cache.rows(torch.tensor([1.0, 0.5, -16.0, 1.75, 0.015625, -7.0, 112.0, 0.0], dtype=torch.float64))
@@ -162,4 +202,7 @@ def own_numbers(cache: RoundTripCache) -> None:
     if cache.cached in FLOATS:
         return require_same(cache.cached, want.flatten(), got.flatten())
     off = float((got - want).abs().max())
-    require(off <= 1e-2, f"{dtype_name(cache.cached)}: {want[0].tolist()} was stored, {got[0].tolist()} came back")
+    most = 1e-2 + (cache.cached == INT4) * torch.finfo(cache.dtype).eps * float(want.abs().max())
+    require(
+        off <= most, f"{cache_dtype_name(cache.cached)}: {want[0].tolist()} was stored, {got[0].tolist()} came back"
+    )

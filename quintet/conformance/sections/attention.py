@@ -23,7 +23,7 @@ from quintet.conformance.harness.attention import (
 from quintet.conformance.harness.batches import AttentionRequest, spec
 from quintet.conformance.harness.request_mixes import INSTEAD, SIZES, Shape, attend, describe_spec, plain
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.types import AttentionSpec
+from quintet.interface.types import INT4, AttentionSpec, cache_dtype_name
 
 Settings = dict[str, Any]
 
@@ -44,7 +44,7 @@ FEW_KINDS = (
     "sinks, window",
     "alibi, soft-cap, window",
 )  # each compiles
-CACHED = (torch.int8, *FLOATS)
+CACHED = (torch.int8, INT4, *FLOATS)
 PAGE_SIZES = (8, 16, 32, 64, 128)
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 BEHIND: dict[str, Settings] = {  # windows that reach over some pages, within one, and over none
@@ -99,17 +99,21 @@ def beyond_a_tile(subject: Subject) -> Iterator[Trial]:
 
 @check("attention.specification")
 def small_caches(subject: Subject) -> Iterator[Trial]:
-    """A cache in each 8-bit type that is not refused."""
+    """A cache in each type of 8 or 4 bits that is not refused."""
     few = _is_compiled(subject)
     dtypes = subject.facts.dtypes[: 1 if few else None]
     for i, cached in enumerate(CACHED):
         for j, dtype in enumerate(dtypes):
             call = partial(_mixes, subject, {"kv_dtype": cached}, dtype, SHAPES[(i + j) % 2 :][:1])
-            yield Trial(f"a cache of {dtype_name(cached)} in {dtype_name(dtype)}", call, (f"kv/{dtype_name(cached)}",))
+            yield Trial(
+                f"a cache of {cache_dtype_name(cached)} in {dtype_name(dtype)}",
+                call,
+                (f"kv/{cache_dtype_name(cached)}",),
+            )
         for j, name in enumerate(() if few else ("sinks", "alibi")):
             dtype = dtypes[(i + j) % len(dtypes)]
             call = partial(_mixes, subject, {"kv_dtype": cached, name: True}, dtype, SHAPES[:1])
-            yield Trial(f"a cache of {dtype_name(cached)}, {name} in {dtype_name(dtype)}", call)
+            yield Trial(f"a cache of {cache_dtype_name(cached)}, {name} in {dtype_name(dtype)}", call)
 
 
 @check("attention.specification")
@@ -149,7 +153,7 @@ def stale_pages(subject: Subject) -> Iterator[Trial]:
     if _is_compiled(subject):
         yield Trial(f"plain in {dtype_name(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))
         return
-    caches = {f"a cache of {dtype_name(cached)}": {"kv_dtype": cached} for cached in CACHED}
+    caches = {f"a cache of {cache_dtype_name(cached)}": {"kv_dtype": cached} for cached in CACHED}
     for kind, settings, dtype in _in_turn({**KINDS, **caches}, dtypes):
         yield Trial(f"{kind} in {dtype_name(dtype)}", partial(_stale, subject, settings, dtype))
 
@@ -162,7 +166,7 @@ def behind_windows(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"{kind} in {dtype_name(dtype)}", partial(_behind, subject, settings, dtype), (_feature(settings),))
     for cached in CACHED:
         settings = {**BEHIND["window"], "kv_dtype": cached}
-        yield Trial(f"window, a cache of {dtype_name(cached)}", partial(_behind, subject, settings, dtypes[0]))
+        yield Trial(f"window, a cache of {cache_dtype_name(cached)}", partial(_behind, subject, settings, dtypes[0]))
 
 
 @check("attention.plain")
@@ -362,7 +366,7 @@ def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
     features: dict[str, Settings] = {
         "window": {"window": 9}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}, "alibi": {"alibi": True}
     }  # fmt: skip
-    features |= {dtype_name(cached): {"kv_dtype": cached} for cached in CACHED}
+    features |= {cache_dtype_name(cached): {"kv_dtype": cached} for cached in CACHED}
     bare = _reasons(subject, spec(4, 2, dim, **sizes))
     refused = {}
     for name, settings in features.items():

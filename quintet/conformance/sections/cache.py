@@ -1,4 +1,4 @@
-"""The cache: the pages that a layout describes, and the 8-bit formats that a platform keeps in them."""
+"""The cache: the pages that a layout describes, and the formats of 8 and 4 bits that a platform keeps in them."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,12 @@ from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.cache_round_trip import RoundTripCache
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Mixer
-from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, IntArray, StepContext
+from quintet.interface.types import INT4, AttentionSpec, HostBatch, HostGroup, IntArray, StepContext, cache_dtype_name
 from quintet.ops.attention import row_width
 
-CACHED = (torch.int8, *FLOATS)
+CACHED = (torch.int8, INT4, *FLOATS)
+CODES = {torch.int8: stored.int8_codes, INT4: stored.int4_codes}
+ROUNDINGS = {torch.int8: stored.int8_rounding, INT4: stored.int4_rounding}
 PAGES = 5
 WINDOW = 40  # tokens that a layer keeps, where it does not keep all
 LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, head_dim, tokens of a page
@@ -31,27 +33,29 @@ LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, h
 @check("cache.layout")
 def pages_are_as_described(subject: Subject) -> Iterator[Trial]:
     for cached in (None, *CACHED):
-        kind = "the layer's type" if cached is None else dtype_name(cached)
+        kind = "the layer's type" if cached is None else cache_dtype_name(cached)
         yield Trial(f"pages in {kind}", partial(_allocated, subject, cached))
 
 
 @check("cache.format")
 def every_code(subject: Subject) -> Iterator[Trial]:
     for cached in CACHED:
-        proof = stored.int8_codes if cached == torch.int8 else stored.float8_codes
+        proof = CODES.get(cached, stored.float8_codes)
         yield Trial(
-            f"all codes of {dtype_name(cached)}",
+            f"all codes of {cache_dtype_name(cached)}",
             partial(_proven, subject, cached, proof),
-            (f"kv/{dtype_name(cached)}",),
+            (f"kv/{cache_dtype_name(cached)}",),
         )
 
 
 @check("cache.format")
 def the_nearest_is_stored(subject: Subject) -> Iterator[Trial]:
     for cached in CACHED:
-        proof = stored.int8_rounding if cached == torch.int8 else stored.float8_rounding
+        proof = ROUNDINGS.get(cached, stored.float8_rounding)
         yield Trial(
-            f"rounding to {dtype_name(cached)}", partial(_proven, subject, cached, proof), (f"kv/{dtype_name(cached)}",)
+            f"rounding to {cache_dtype_name(cached)}",
+            partial(_proven, subject, cached, proof),
+            (f"kv/{cache_dtype_name(cached)}",),
         )
 
 
@@ -59,7 +63,7 @@ def the_nearest_is_stored(subject: Subject) -> Iterator[Trial]:
 def no_format_is_read_as_another(subject: Subject) -> Iterator[Trial]:
     """A format that a platform does not have is refused when the layer is built; one that it has is its own."""
     for cached, dtype in itertools.product(CACHED, subject.facts.dtypes):
-        yield Trial(f"{dtype_name(cached)} in {dtype_name(dtype)}", partial(_tagged, subject, cached, dtype))
+        yield Trial(f"{cache_dtype_name(cached)} in {dtype_name(dtype)}", partial(_tagged, subject, cached, dtype))
 
 
 @check("cache.cross")
@@ -135,8 +139,8 @@ def _tagged(subject: Subject, cached: torch.dtype, dtype: torch.dtype) -> None:
         raise
     except Exception as error:  # too late: an engine would have loaded a model by now
         raise ContractViolation(
-            f"a cache of {dtype_name(cached)} was not refused when the attention was built, and then its step raised "
-            f"{type(error).__name__}: {error}"
+            f"a cache of {cache_dtype_name(cached)} was not refused when the attention was built, and then its step "
+            f"raised {type(error).__name__}: {error}"
         ) from error
 
 
@@ -158,7 +162,7 @@ def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
 def _as_described(subject: Subject, of: AttentionSpec) -> None:
     there = subject_for_page_size(subject, of.page_size)
     (layout,) = mixer_of(there.platform, of, there.ops).layouts
-    what = f"{of.kv_heads} KV heads of {of.head_dim} in {dtype_name(of.cache_dtype)}, pages of {of.page_size}"
+    what = f"{of.kv_heads} KV heads of {of.head_dim} in {cache_dtype_name(of.cache_dtype)}, pages of {of.page_size}"
     require(layout.unit == "page", f"{what}: the layout is of one {layout.unit}, and attention keeps pages")
     reach = of.window or of.chunk
     require(layout.window == reach, f"{what}: keeps {layout.window} positions, and the layer sees {reach}")

@@ -224,6 +224,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "half precision": {"dtype": "float16"},
     "a cache in int8": {"kv_cache_dtype": "int8"},
+    "a cache in int4": {"kv_cache_dtype": "int4"},
     "a cache in fp8": {"kv_cache_dtype": "fp8"},
     "few requests": {"max_num_seqs": 1, "max_num_batched_tokens": 64},
     "weights in int4": {"quantization": "int4", "quantization_group_size": 64},

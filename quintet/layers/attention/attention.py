@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.types import AttentionSpec, RotaryArgs
+from quintet.interface.types import INT4, AttentionSpec, RotaryArgs
 from quintet.interface.weights import Weight
-from quintet.layers.attention.key_scales import KeyScales, rotary_pairs
+from quintet.layers.attention.key_scales import KeyScales
 from quintet.layers.attention.kv_scales import KVScales
 from quintet.layers.build import BuildContext, Layer, Shards, replicated, split_heads, vector_weight
 from quintet.layers.layer_state import StepState
@@ -68,8 +68,11 @@ class SelfAttention(nn.Module):
         self.shares_kv = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
         self.key_scales = None
-        if build.kv_dtype == torch.int8 and shape.bias and shape.stored.num_strips == 1:
-            self.key_scales = KeyScales(build, self.qkv, (queries, keys), rotary_pairs(shape.head_dim, rotary))
+        if build.kv_dtype in (torch.int8, INT4) and shape.bias and shape.stored.num_strips == 1:
+            plain = not shape.sinks and shape.softcap is None
+            self.key_scales = KeyScales(
+                build, self.qkv, (queries, keys), shape.head_dim, rotary, plain and build.kv_dtype == INT4
+            )
         self.spec = AttentionSpec(
             heads=self._heads,
             kv_heads=self._kv_heads,

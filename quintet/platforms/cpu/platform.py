@@ -29,6 +29,7 @@ from quintet.interface.platform import (
     Unavailable,
 )
 from quintet.interface.types import (
+    INT4,
     AttentionSpec,
     Batch,
     Estimate,
@@ -202,7 +203,7 @@ class CPU(Platform):
         return made
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
-        return mixer(spec, ops)
+        return mixer(spec, ops, (INT4,))
 
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None

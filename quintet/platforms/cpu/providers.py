@@ -32,7 +32,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("embedding", "quantized_embedding", "take_rows", "place_rows"), ("native",)),
     **dict.fromkeys(("choose_rows", "beside"), ("native",)),
     **dict.fromkeys(("attention", "biased_attention"), ("native",)),
-    **dict.fromkeys(("add", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
+    **dict.fromkeys(("add", "add_row", "scale", "scale_heads", "softcap", "write_kv"), ("native",)),
     **dict.fromkeys(("short_conv", "state_space", "selective_scan", "delta_rule", "kimi_delta_rule"), ("native",)),
     **dict.fromkeys(("gated_norm", "sigmoid_gate"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),

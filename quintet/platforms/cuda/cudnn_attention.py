@@ -31,7 +31,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     """Everything about the layer for which it is left to the paged kernels."""
     reasons = {
         f"queries in {spec.dtype}": spec.dtype not in (torch.float16, torch.bfloat16),
-        f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
+        f"a cache in {spec.cache_name}": spec.cache_dtype != spec.dtype,
         f"heads of {spec.head_dim}": spec.head_dim > MAX_DIM or spec.head_dim % 8 != 0,
         "V as a part of K": bool(spec.shared),
         "a window": spec.window is not None,

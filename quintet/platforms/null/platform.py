@@ -19,7 +19,17 @@ from quintet.interface.platform import (
     Step,
     Unavailable,
 )
-from quintet.interface.types import AttentionSpec, Batch, Layout, Memory, Outputs, RankInfo, ShapeBucket, StateSpec
+from quintet.interface.types import (
+    INT4,
+    AttentionSpec,
+    Batch,
+    Layout,
+    Memory,
+    Outputs,
+    RankInfo,
+    ShapeBucket,
+    StateSpec,
+)
 from quintet.interface.weights import Weight
 from quintet.ops.sampling import greedy
 from quintet.ops.states import mixer
@@ -94,7 +104,7 @@ class Null(Platform):
         return SingleRank()
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
-        return mixer(spec, ops)
+        return mixer(spec, ops, (INT4,))
 
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None

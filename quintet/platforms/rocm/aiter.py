@@ -138,7 +138,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     """Everything about the layer that its attention lacks."""
     reasons = {
         f"queries in {spec.dtype}": spec.dtype not in HALVES,
-        f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
+        f"a cache in {spec.cache_name}": spec.cache_dtype != spec.dtype,
         "slopes (ALiBi)": spec.alibi is not None,
         "V as a part of K": bool(spec.shared),
         "windows (it multiplies by 0 what lies behind one, and that may be NaN)": spec.window is not None,

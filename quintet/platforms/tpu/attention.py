@@ -128,7 +128,7 @@ class CrossAttention(RaggedAttention):
 def _refuse_unsupported(spec: AttentionSpec) -> None:
     reasons = []
     if spec.cache_dtype != spec.dtype:
-        reasons.append(f"a KV cache in {spec.cache_dtype} is not read by its kernels; set kv_cache_dtype to auto")
+        reasons.append(f"a KV cache in {spec.cache_name} is not read by its kernels; set kv_cache_dtype to auto")
     if spec.alibi is not None:
         reasons.append("its kernels add no slopes (ALiBi) to scores; run this model on another platform")
     if reasons:

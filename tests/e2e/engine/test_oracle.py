@@ -48,6 +48,7 @@ MODELS: list["Model"] = [  # family, variant, dtype, what else is set
     ("gemma2", "plain", "float32", {}),
     ("qwen3", "plain", "bfloat16", {}),
     ("qwen3", "plain", "bfloat16", {"kv_cache_dtype": "int8"}),
+    ("qwen3", "plain", "bfloat16", {"kv_cache_dtype": "int4"}),
     ("gemma2", "plain", "float32", {"kv_cache_dtype": "fp8"}),
     ("deepseek_v3", "plain", "bfloat16", {"kv_cache_dtype": "int8"}),
     ("llama", "wide", "bfloat16", {"quantization": "w4a8"}),

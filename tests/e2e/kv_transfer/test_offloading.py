@@ -32,6 +32,7 @@ PAGES = {"mistral": 24, "gemma3_text": 110, "gemma3n_text": 120}  # of those who
 FORMS: dict[str, tuple[Tiny, dict[str, Any]]] = {
     "llama": (make("llama", {**PLAIN, "max_position_embeddings": 512}), {}),
     "llama, int8": (make("llama", {**PLAIN, "max_position_embeddings": 512}), {"kv_cache_dtype": "int8"}),
+    "llama, int4": (make("llama", {**PLAIN, "max_position_embeddings": 512}), {"kv_cache_dtype": "int4"}),
     "llama, fp8": (make("llama", {**PLAIN, "max_position_embeddings": 512}), {"kv_cache_dtype": "fp8"}),
     "llama, computed scales": (
         make("llama", {**PLAIN, "max_position_embeddings": 512}),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.attention import MIXES
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
-from quintet.interface.types import AttentionSpec, StepContext
+from quintet.interface.types import INT4, AttentionSpec, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import row_width, to_cache_rows
 from quintet.platforms.cpu.ops import attention as native_attention
@@ -41,7 +41,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "V is K, window": {"shared": -1, "window": 70},
 }
 # of queries and results, and of the cache where that is another
-TYPES = [(dtype, cached) for dtype in ROUNDINGS for cached in (None, torch.int8, torch.float8_e4m3fn)]
+TYPES = [(dtype, cached) for dtype in ROUNDINGS for cached in (None, torch.int8, torch.float8_e4m3fn, INT4)]
 Types = tuple[torch.dtype, torch.dtype | None]
 # heads, KV heads, head dim, page size: odd groups, heads that fill no vector, a group larger than an item
 SHAPES = ((6, 3, 16, 16), (5, 1, 24, 8), (3, 3, 32, 32), (4, 2, 64, 16), (14, 2, 128, 16), (40, 1, 8, 8))

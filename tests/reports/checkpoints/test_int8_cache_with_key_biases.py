@@ -1,4 +1,4 @@
-"""int8 KV caches of models whose key projection has a large bias in a few channels (Qwen2.5)."""
+"""int8 and int4 KV caches of models whose key projection has a large bias in a few channels (Qwen2.5)."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.types import INT4
 from quintet.layers.attention import key_scales
 from quintet.layers.attention.key_scales import channel_scales
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
@@ -31,23 +32,27 @@ def biased(tmp_path: Path) -> Tiny:
     return Tiny(tmp_path, tiny.config, tiny.reference)
 
 
-def test_logits_stay_nearer_to_those_of_a_float_cache(biased: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cached", [torch.int8, INT4], ids=["int8", "int4"])
+def test_logits_stay_nearer_to_those_of_a_float_cache(
+    biased: Tiny, cached: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = random_prompts(3, (60,), 101)[0]
     want = Runner(biased).prompts([prompt])[0]
-    run = Runner(biased, kv_dtype=torch.int8)
+    run = Runner(biased, kv_dtype=cached)
     got = run.prompts([prompt])[0]
     assert torch.equal(torch.cat([run.step({"one": [token]})["one"] for token in prompt]), got)
     monkeypatch.setattr(key_scales, "channel_scales", lambda bias, pairs: torch.ones_like(bias))
-    alike = Runner(biased, kv_dtype=torch.int8).prompts([prompt])[0]  # one scale for all channels
+    alike = Runner(biased, kv_dtype=cached).prompts([prompt])[0]  # one scale for all channels
     assert 0 < float((got - want).std()) < 0.5 * float((alike - want).std())
 
 
-def test_two_ranks_give_the_tokens_of_one(biased: Tiny) -> None:
+@pytest.mark.parametrize("cached", ["int8", "int4"])
+def test_two_ranks_give_the_tokens_of_one(biased: Tiny, cached: str) -> None:
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     settings = {
         "skip_tokenizer_init": True,
-        "kv_cache_dtype": "int8",
+        "kv_cache_dtype": cached,
         "dtype": "float32",
         "kv_cache_memory_bytes": "16M",
     }

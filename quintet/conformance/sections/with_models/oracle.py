@@ -26,6 +26,7 @@ from quintet.conformance.harness.traffic import (
     random_requests,
 )
 from quintet.conformance.harness.worker_runner import WorkerRunner, most_pages, random_prompts
+from quintet.interface.types import INT4
 from quintet.interface.weights import Matrix
 from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, added_names, variant, variants
 
@@ -47,6 +48,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "alibi": {"alibi": True, "softcap": 9.0},
     "an int8 cache": {"kv_dtype": torch.int8},
+    "an int4 cache": {"kv_dtype": INT4},
     "an fp8 cache": {"kv_dtype": torch.float8_e4m3fn, "window": 50},
 }
 LENGTHS = (1, 3, 40, 129, 290)  # of requests; the last is the one that is looked at

@@ -29,6 +29,7 @@ from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer.rank_shares import RankShares, part_of
 from quintet.hub.dtypes import name_of
+from quintet.interface.types import cache_dtype_name
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS
 from quintet.model_loader.weight_files import WeightFiles
@@ -200,7 +201,7 @@ def fingerprint_of(
         else []
     )
     parts = [sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
-    dtype = name_of(sizes.kv_dtype or sizes.dtype)
+    dtype = cache_dtype_name(sizes.kv_dtype or sizes.dtype)
 
     def weigh(of: WeightFiles | None) -> str:
         return hashlib.sha256(repr([*parts, _file_digests(of)]).encode()).hexdigest()

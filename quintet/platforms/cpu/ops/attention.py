@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
+from quintet.interface.types import INT4, AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, missing
 
 SERVED = (torch.float32, torch.bfloat16, torch.float16)
-QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8_e5m2"}
+QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8_e5m2", INT4: "int4"}
 
 
 def probe() -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.activation import KINDS, activate, gated
-from quintet.ops.elementwise import add, scale, scale_heads, softcap
+from quintet.ops.elementwise import add, add_row, scale, scale_heads, softcap
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, kind_of, missing
 
@@ -83,6 +83,20 @@ def _add(x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape or x.dtype != y.dtype:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} and y {tuple(y.shape)} {y.dtype} do not match")
     return _flat(_kind_index("add"), x, y, True, 0.0)
+
+
+@add_row.provide("native", probe)
+def _add_row(x: Tensor, row: Tensor) -> Tensor:
+    if row.dtype != x.dtype or row.shape != x.shape[1:]:
+        raise ValueError(f"a row {tuple(row.shape)} {row.dtype} does not fit {tuple(x.shape)} {x.dtype}")
+    if x.stride(1) != 1 and x.shape[1] > 1:
+        x = x.contiguous()
+    row, out = row.contiguous(), empty(x.shape, x.dtype)
+    extension().elementwise(
+        kind_of(x.dtype), _kind_index("add"), False, out.data_ptr(), x.data_ptr(), row.data_ptr(), *x.shape,
+        x.stride(0), 0, 0.0,
+    )  # fmt: skip
+    return out
 
 
 @scale.provide("native", probe)

@@ -1,4 +1,4 @@
-"""K and V of new tokens into pages of the cache, as quintet.ops.attention.stored() has it.
+"""K and V of new tokens into pages of the cache, as quintet.ops.attention.to_cache_rows() has it.
 
 Conversions are written out in bits: every device rounds alike, and none needs to know the types.
 """

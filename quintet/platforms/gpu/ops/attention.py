@@ -34,7 +34,7 @@ def reasons(spec: AttentionSpec) -> list[str]:
     if spec.dtype not in SERVED:
         found.append(f"it computes in {', '.join(map(str, SERVED))}, not in {spec.dtype}")
     if spec.cache_dtype != spec.dtype and spec.cache_dtype not in QUANTIZED:
-        found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cache_dtype}")
+        found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cache_name}")
     if spec.cache_dtype == torch.int8 and spec.head_dim % 4:
         found.append(f"a float32 scale stands behind each int8 row: head_dim {spec.head_dim} must be a multiple of 4")
     if spec.value_dim > MAX_DIM:
