@@ -27,7 +27,8 @@ class BioGptForCausalLM(CausalLM):
         super().__init__(build)
         hidden = config.hidden_size
         norm = partial(LayerNorm, build, hidden, EPS)
-        shape = AttentionSizes.from_config(config, bias=True, output_bias=True, output="out_proj")
+        heads = config.num_attention_heads
+        shape = AttentionSizes.from_config(config, kv_heads=heads, bias=True, output_bias=True, output="out_proj")
 
         def block() -> SerialBlock:
             mlp = MLP(build, (hidden, config.intermediate_size), config.hidden_act, ("fc1", "fc2"))
