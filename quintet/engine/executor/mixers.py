@@ -43,8 +43,8 @@ def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
         )
     if isinstance(spec, AttentionSpec) and spec.distances and "distances" not in supported:
         raise ValueError(
-            f"platform {platform.name} adds no numbers of distances to scores ('distances' is not in "
-            f"optional_spec_fields), and layers of {family} have them; use device='cpu'"
+            f"platform {platform.name} adds no numbers of distances to scores, and layers of {family} have them "
+            "('distances' is not in optional_spec_fields); use device='cpu'"
         )
     return platform.mixer(spec, worker.ops, worker.rank_info.rank)
 
