@@ -114,6 +114,8 @@ def randomize(model: Any) -> None:
     transposed = {id(each.weight) for each in model.modules() if isinstance(each, Conv1D)}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # computed: sines of positions
+            continue
         if parameter.dim() < 2:
             parameter.copy_(torch.nan_to_num(parameter).clamp(-8, 8) + torch.randn_like(parameter) * 0.2)
         elif id(parameter) in embeddings or "embed" in name:

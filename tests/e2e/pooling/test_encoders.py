@@ -118,6 +118,38 @@ def test_a_model_with_a_head_for_masks_is_embedded_by_its_trunk(tmp_path: Path) 
         np.testing.assert_allclose(output.outputs.data, wanted / np.linalg.norm(wanted), atol=3e-6)
 
 
+def test_an_encoder_of_bert_generation_is_berts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.BertGenerationEncoder(transformers.BertGenerationConfig(**SIZES)).eval()
+    model.save_pretrained(tmp_path)
+    with opened(tmp_path) as llm:
+        outputs = llm.encode(TEXTS, PoolingParams(task="token_embed", normalize=False), use_tqdm=False)
+        for ids, output in zip(TEXTS, outputs, strict=True):
+            np.testing.assert_allclose(output.outputs.data, hidden(model, ids), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not supported"),
+        ("deberta-v2", {"embedding_size": 32}, "embedding_size=32 is not supported"),
+        ("deberta", {"talking_head": True}, "talking_head=True is not supported"),
+        ("roformer", {"rotary_value": True}, "rotary_value=True is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    made(name, "Model", **settings).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path)
+
+
+def test_adapters_of_shared_projections_are_refused(tmp_path: Path) -> None:
+    """The tables of distances were made of their weights when those were loaded."""
+    made("deberta-v2", "Model").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="share_att_key projects distances"):
+        opened(tmp_path, enable_lora=True)
+
+
 @pytest.mark.parametrize(("name", "length"), [("bert", 72), ("roberta", 70), ("xlm-roberta", 70)])
 def test_a_text_may_be_as_long_as_there_are_positions(name: str, length: int, tmp_path: Path) -> None:
     model = made(name, "Model")

@@ -78,6 +78,7 @@ ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
         "of keys alone": {**DEBERTA, "pos_att_type": ["p2c"], "position_biased_input": False},
         "no distances": SMALL,
     },
+    "bert-generation": {"plain": SMALL},
     "megatron-bert": {"plain": SMALL},
     "roformer": {"narrow words": {**SMALL, "embedding_size": 32}, "plain": {**SMALL, "type_vocab_size": 1}},
     "rembert": {"narrow words": {**SMALL, "input_embedding_size": 32}},
@@ -151,7 +152,8 @@ def _made(family: str, ending: str, settings: str) -> Tiny:
 def _drawn(family: str, ending: str, settings: Mapping[str, Any]) -> Any:
     """Returns a random model of transformers' class."""
     config = AutoConfig.for_model(family, **settings)
-    kind = getattr(transformers, f"{type(config).__name__.removesuffix('Config')}{ending}")
+    stem = type(config).__name__.removesuffix("Config")
+    kind = getattr(transformers, f"{stem}{ending}", None) or getattr(transformers, f"{stem}Encoder")
     config._attn_implementation = "eager"
     return kind(config)
 
