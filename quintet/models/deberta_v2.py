@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ class DebertaV2Model(Encoder):
     """Vectors of distances go through each layer's projections when they are loaded, and are held for each head."""
 
     prefixes = ("deberta.",)
-    names: Sequence[tuple[str, str]] = (
+    names: ClassVar[Sequence[tuple[str, str]]] = (
         ("attention.self.query_proj.", "attention.q_proj."),
         ("attention.self.key_proj.", "attention.k_proj."),
         ("attention.self.value_proj.", "attention.v_proj."),
