@@ -205,8 +205,7 @@ class Mixer(ABC):
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, state: State, context: StepContext,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:  # fmt: skip
-        """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`, and only if no other layer
-        reads K."""
+        """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`: no other layer reads K."""
         raise NotImplementedError
 
 

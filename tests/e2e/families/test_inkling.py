@@ -12,8 +12,8 @@ from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.interface.types import AttentionSpec
 from quintet.platforms.cpu import PLATFORM
-from quintet_tools.checkpoints.derived_families import INKLING, INKLING_SCALED
 from quintet_tools.checkpoints.random_weights import scatter
+from quintet_tools.checkpoints.sizes import INKLING, INKLING_SCALED
 from quintet_tools.checkpoints.tiny import SERVED
 
 PROMPT = [5, 9, 33, 21, 8, 40, 11] * 4

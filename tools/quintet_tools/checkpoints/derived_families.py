@@ -3,7 +3,7 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
-from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, INKLING_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -68,17 +68,6 @@ OLMO_ROTARY = {
 }  # fmt: skip
 MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
-INKLING = {  # each kind of layer with both feed-forwards, windows of as many tokens as have numbers
-    **PLAIN, "head_dim": 16, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2, "swa_head_dim": 12,
-    "sliding_window_size": WINDOW, "d_rel": 5, "rel_extent": 21, "unpadded_vocab_size": VOCAB - 3,
-    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse", "sparse"],
-    "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 61,
-    "route_scale": 1.5, "logits_mup_width_multiplier": 2.0,
-}  # fmt: skip
-INKLING_SCALED = {
-    "log_scaling_n_floor": 8, "log_scaling_alpha": 0.5, "conv_kernel_size": 3, "n_shared_experts": 1,
-    "layer_types": ["hybrid_sliding", "hybrid", "hybrid"], "mlp_layer_types": ["sparse", "dense", "sparse"],
-}  # fmt: skip
 LFM3 = {
     "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
     "conv_L_cache": 7,
@@ -308,7 +297,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "helium": {"plain": {**PLAIN, "head_dim": 8}},
     "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
     "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
-    "inkling_text": {"plain": INKLING, "scaled by position": {**INKLING, **INKLING_SCALED}},
+    "inkling_text": INKLING_VARIANTS,
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
     "internlm3": {"plain": HEAD},
