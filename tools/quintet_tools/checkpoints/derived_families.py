@@ -9,22 +9,14 @@ HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 WINDOWS = {**HEAD, "sliding_window": WINDOW}
 MIXED = {**WINDOWS, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-GPT = {
-    "vocab_size": VOCAB, "n_positions": LENGTH, "n_embd": 48, "n_layer": 3, "n_head": 4, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+ENDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+GPT = {**ENDS, "n_positions": LENGTH, "n_embd": 48, "n_layer": 3, "n_head": 4}
 GPT_NEO = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "max_position_embeddings": LENGTH,
     "window_size": WINDOW, "attention_types": [[["global", "local", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-BLOOM = {
-    "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
-MPT = {
-    "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+BLOOM = {**ENDS, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH}
+MPT = {**ENDS, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH}
 XGLM = {
     "vocab_size": VOCAB, "d_model": 48, "ffn_dim": 77, "num_layers": 3, "attention_heads": 4,
     "max_position_embeddings": LENGTH, "bos_token_id": 0, "eos_token_id": 2,
