@@ -57,6 +57,7 @@ ALSO = {
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
     "llama_bidirec": "Llama Nemotron Embed, whose tokens see both ways; for embeddings",
     "nomic_bert_moe": "Nomic Embed v2 (Nussbaum and Duderstadt 2025)",
+    "deberta-v2": "v3, mxbai-rerank v1, Prompt Guard; not v2's xlarge files, which have a convolution",
     "falcon": "not Falcon 3, which is `llama`",
     "gpt_neox": "Dolly, StableLM Alpha, RedPajama-INCITE",
     "deepseek_v3": "R1, Moonlight",
@@ -207,7 +208,6 @@ LEFT_OUT = {
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
-    "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; no user has asked for it yet",
 }
 
 

@@ -82,7 +82,8 @@ OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_confi
 OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
 CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
-SHARED_CLASSES = {"glmga": "glm46v"}  # model types -> those whose class transformers computes them by
+# model types -> those whose class transformers computes them by
+SHARED_CLASSES = {"glmga": "glm46v", "inkling_mm_model": "inkling"}
 # how classes with a head are called; MarianMTModel translates
 GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 # in lower case: what names of classes of draft heads hold

@@ -31,7 +31,8 @@ def resolve_max_model_len(
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
     trained = _trained_positions(hf_config)
-    if not trained and set(getattr(hf_config, "layer_types", None) or ()) == {"linear_attention"}:
+    endless = any(getattr(hf_config, name, None) == -1 for name in LENGTHS)  # as XLNet's config says it
+    if not trained and (endless or set(getattr(hf_config, "layer_types", None) or ()) == {"linear_attention"}):
         return UNKNOWN_LENGTH
     if not trained:
         raise ValueError(
@@ -50,4 +51,4 @@ def model_length(hf_config: Any) -> int:
 def _trained_positions(hf_config: Any) -> int:
     """Positions that the config speaks of; 0: none."""
     lengths = (getattr(hf_config, name, None) for name in LENGTHS)
-    return next((int(each) for each in lengths if each), 0)
+    return next((int(each) for each in lengths if each and each != -1), 0)

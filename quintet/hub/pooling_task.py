@@ -31,6 +31,7 @@ TASKS_BY_CLASS = {
     "ColPaliForRetrieval": "embed",
     "ColQwen2ForRetrieval": "embed",
     "ModernBert": "embed",
+    "BertGenerationEncoder": "embed",
     "Model": "embed",
 }
 # entries of a config.json that no class of transformers has; hf_overrides may give them

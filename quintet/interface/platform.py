@@ -195,12 +195,17 @@ class Mixer(ABC):
         """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the op choose_tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")
 
+    def attend_distances(
+        self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, state: State, context: StepContext
+    ) -> tuple[Tensor, State]:
+        """Same as __call__() of a layer with AttentionSpec.distances; `numbers`: the op paged_distance_attention's."""
+        raise NotImplementedError(f"{type(self).__name__} adds no numbers of distances to scores")
+
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, state: State, context: StepContext,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:  # fmt: skip
-        """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`, and only if no other layer
-        reads K."""
+        """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`: no other layer reads K."""
         raise NotImplementedError
 
 

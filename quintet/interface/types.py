@@ -263,10 +263,14 @@ class AttentionSpec:
     # a token sees so many tokens at most, which a TokenChoiceSpec's layer has chosen (DeepSeek sparse attention); a
     # platform is asked for it only if Platform.optional_spec_fields names it
     chosen: int = 0
+    # a query has a number for each of so many distances, which is added to its scores (Inkling); a platform is asked
+    # for it, by Mixer.attend_distances(), only if Platform.optional_spec_fields names it
+    distances: int = 0
     ahead: bool = True  # with Inputs.until, its tokens see some after them (Gemma 4: in windowed layers alone)
 
     def __post_init__(self) -> None:
         assert not self.chosen or (self.shared and self.kv_heads == 1), "tokens are chosen among latents"
+        assert not self.distances or (self.causal and not self.shared and self.chunk is None), "distances are behind"
         assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
         assert 0 <= self.shared <= self.head_dim, "V is part of K"
         assert self.chunk is None or (self.causal and self.window is None), "chunks are causal, without windows"

@@ -36,6 +36,23 @@ class PostNormEncoderBlock(nn.Module):
         return out
 
 
+class PreNormEncoderBlock(nn.Module):
+    """Attention and feed-forward, each behind a norm; the first may have none."""
+
+    def __init__(
+        self, build: BuildContext, attention: nn.Module, mlp: nn.Module, norms: tuple[nn.Module | None, nn.Module]
+    ) -> None:
+        super().__init__()
+        self._add = build.ops.take("add").add
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = norms
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        x = self._add(self.attention(x if self.attention_norm is None else self.attention_norm(x), cache), x)
+        out: Tensor = self._add(self.mlp(self.mlp_norm(x)), x)
+        return out
+
+
 class Encoder(ModelBase):
     """The hidden states of the step's rows: words, segments and positions summed and normed, and blocks as BERT's.
 

@@ -126,6 +126,13 @@ class LayerMixer:
         cache.replace(self.tensor_indices, state)
         return out
 
+    def attend_distances(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, cache: StepState) -> Tensor:
+        """q [T, H, D], k and v [T, Hkv, D] and the queries' numbers for distances [T, H, N] -> [T, H, value_dim]."""
+        tensors, context = cache.tensors_at(self.tensor_indices), self._context(cache)
+        out, state = self.mixer.attend_distances(q, k, v, numbers, tensors, context)
+        cache.replace(self.tensor_indices, state)
+        return out
+
     def run_state_op(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
         """Runs the op of a StateSpec or of an indexer on the given tensors."""
         mixer: Any = self.mixer  # what it is called with is the op's

@@ -282,6 +282,7 @@ _TIMM = "its tower is built by the package timm, which needs torchvision, and no
 _QUESTION = "its encoder reads the text of the prompt beside a picture"
 REFUSED = {
     "ovis2": "tokens around a picture have embeddings of its encoder's, too, which have no place here",
+    "inkling_mm_model": "its towers of pictures and sound were not tried here",
     "fuyu": "pixels go into its text model through one product, and it has no encoder",
     "florence2": "its encoder reads pictures beside text, which encoders here do not",
     "gemma3n": _TIMM,

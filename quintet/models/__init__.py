@@ -12,9 +12,11 @@ GROUP = "quintet.models"  # entry points: model_type or architecture = package.m
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
     "bailing_moe_v2": "bailing_moe",
+    "bert-generation": "bert",
     "blenderbot": "bart",
     "camembert": "roberta",
     "cwm": "ministral",
+    "deberta-v2": "deberta_v2",
     "deepseek_ocr2_text": "deepseek_v2",
     "falcon_mamba": "mamba",
     "gemma3_text": "gemma3",
@@ -38,8 +40,10 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "m2m_100": "bart",
     "marian": "bart",
     "mbart": "bart",
+    "megatron-bert": "megatron_bert",
     "modernbert-decoder": "modernbert_decoder",
     "new": "gte",
+    "openai-gpt": "openai_gpt",
     "nomic_bert_moe": "nomic_bert",
     "pegasus": "bart",
     "phi4_multimodal": "phi3",

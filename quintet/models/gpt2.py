@@ -53,13 +53,19 @@ class GPT2Block(nn.Module):
 class GPT2Model(nn.Module):
     """Token and position embeddings, blocks, a last norm."""
 
+    block: type[GPT2Block] = GPT2Block
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         self.wte = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
-        self.h = nn.ModuleList(GPT2Block(config, build, i) for i in range(config.num_hidden_layers))
-        self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
+        self.h = nn.ModuleList(self.block(config, build, i) for i in range(config.num_hidden_layers))
+        self.ln_f = self.last_norm(config, build)
+
+    def last_norm(self, config: Any, build: BuildContext) -> nn.Module:
+        """Returns the norm behind the blocks."""
+        return LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
     @property
     def blocks(self) -> nn.ModuleList:

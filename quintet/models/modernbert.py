@@ -2,39 +2,16 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
-from quintet.layers.encoder import Encoder, encoder_attention_sizes, gated_mlp
-from quintet.layers.layer_state import StepState
+from quintet.layers.encoder import Encoder, PreNormEncoderBlock, encoder_attention_sizes, gated_mlp
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
-
-
-class ModernBertEncoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm; the first layer's attention has none."""
-
-    def __init__(self, config: Any, build: BuildContext, index: int, rotary: Rotary) -> None:
-        super().__init__()
-        parts = ("weight", "bias") if config.norm_bias else ("weight",)
-        self._add, width = build.ops.take("add").add, config.hidden_size
-        # of so many tokens to each side
-        window = config.sliding_window + 1 if config.layer_types[index] == "sliding_attention" else None
-        self.attention_norm = LayerNorm(build, width, config.norm_eps, parts) if index else None
-        self.attention = SelfAttention(
-            build, encoder_attention_sizes(config, config.attention_bias, window=window), rotary
-        )
-        self.mlp_norm = LayerNorm(build, width, config.norm_eps, parts)
-        self.mlp = gated_mlp(config, build, config.hidden_activation, (config.mlp_bias, config.mlp_bias))
-
-    def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        x = self._add(self.attention(x if self.attention_norm is None else self.attention_norm(x), cache), x)
-        out: Tensor = self._add(self.mlp(self.mlp_norm(x)), x)
-        return out
 
 
 class ModernBertModel(Encoder):
@@ -55,9 +32,7 @@ class ModernBertModel(Encoder):
         config.layer_norm_eps, config.type_vocab_size = config.norm_eps, 0
         self._turning: dict[str, Rotary] = {}
         super().__init__(config, build)
-        parts = ("weight", "bias") if config.norm_bias else ("weight",)
-        self.norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
-        self.final_norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
+        self.norm, self.final_norm = _norm(config, build), _norm(config, build)
 
     def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return None
@@ -67,10 +42,22 @@ class ModernBertModel(Encoder):
         if kind not in self._turning:
             turning = config.rope_parameters[kind]
             self._turning[kind] = Rotary(build, head_dim(config), turning, config.max_position_embeddings)
-        return ModernBertEncoderLayer(config, build, index, self._turning[kind])
+        # of so many tokens to each side
+        window = config.sliding_window + 1 if kind == "sliding_attention" else None
+        sizes = encoder_attention_sizes(config, config.attention_bias, window=window)
+        attention = SelfAttention(build, sizes, self._turning[kind])
+        mlp = gated_mlp(config, build, config.hidden_activation, (config.mlp_bias, config.mlp_bias))
+        return PreNormEncoderBlock(
+            build, attention, mlp, (_norm(config, build) if index else None, _norm(config, build))
+        )
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""
         outputs, state = super().forward(state, batch)
         assert outputs.hidden_states is not None
         return Outputs(None, self.final_norm(outputs.hidden_states)), state
+
+
+def _norm(config: Any, build: BuildContext) -> LayerNorm:
+    parts = ("weight", "bias") if config.norm_bias else ("weight",)
+    return LayerNorm(build, config.hidden_size, config.norm_eps, parts)

@@ -97,11 +97,7 @@ def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attention
     whole table: short to read and to trace, and far too large for a long prompt.
     """
     batch, group = context
-    tokens = q.shape[0]
-    rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
-    cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
-    wide = from_cache_rows(cache, q.shape[2]).unbind(2)  # [T, S, Hkv, D] each
-    k, v = wide[0], wide[-1][..., : spec.value_dim]
+    k, v = paged_rows(q, kv, context, spec)
     places = torch.arange(k.shape[1], device=q.device)[None, :]
     if spec.causal:
         seen = places <= batch.positions[:, None]
@@ -109,7 +105,15 @@ def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attention
         seen = places < torch.index_select(group.seq_lens, 0, batch.token_to_seq)[:, None]
     if spec.chunk is not None:
         seen = seen & (places >= batch.positions[:, None] - batch.positions[:, None] % spec.chunk)
-    return _masked_attention(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
+    return masked_attention(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
+
+
+def paged_rows(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Returns K and V of each token's request: [T, S, Hkv, D] and [T, S, Hkv, value_dim] in float32."""
+    rows = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq)  # [T, N]
+    cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(q.shape[0], -1, kv.shape[1], spec.kv_heads, kv.shape[4])
+    wide = from_cache_rows(cache, q.shape[2]).unbind(2)
+    return wide[0], wide[-1][..., : spec.value_dim]
 
 
 @Op
@@ -128,7 +132,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     if spec.chunk is not None:
         seen = seen & (apart >= -(batch.positions[:, None] % spec.chunk))
     many = (q.shape[0], *k.shape)
-    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
+    return masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
 
 
 @Op
@@ -148,7 +152,7 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: Attent
     places = apart.clamp(-reach, reach) + reach
     added = torch.index_select(bias, 1, places.reshape(-1)).reshape(-1, tokens, tokens).transpose(0, 1)  # [T, H, T]
     many = (tokens, *k.shape)
-    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
+    return masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
 
 
 @Op
@@ -182,12 +186,12 @@ def chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext
     tables = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq).long()
     pages = torch.gather(tables, 1, torch.div(places, spec.page_size, rounding_mode="floor"))
     k = from_cache_rows(kv[pages, 0, 0, places % spec.page_size], q.shape[2])[:, :, None]  # [T, C, 1, D]
-    return _masked_attention(
+    return masked_attention(
         q, k, k[..., : spec.value_dim], (places - context.batch.positions[:, None], seen), (spec, None)
     )
 
 
-def _masked_attention(
+def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
     added: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -243,7 +247,7 @@ def _attend_ahead(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSp
             apart = places - batch.positions[own][:, None]
             many = (own.stop - own.start, -1, -1, -1)
             k, v = wide[0].expand(many), wide[-1][..., : spec.value_dim].expand(many)
-            out[own] = _masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
+            out[own] = masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
     return out
 
 

@@ -1,5 +1,6 @@
 """Specification of the matrix products with weights, in every format that these are held in."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,3 +32,13 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, .
     else:
         y = int8_product(x, weight) if fmt.dtype is None else float8_product(x, weight)
     return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+@Op
+def by_heads(x: Tensor, weight: Tensor, outputs: int, transposed: bool) -> Tensor:
+    """x [T, H, K], each head by its own matrix -> [T, H, outputs]; rounded once, as linear() is.
+
+    weight [H, outputs, K], or with `transposed` [H, K, outputs], as place() returned it: its use is "heads", or
+    "transposed heads".
+    """
+    return torch.einsum("thk,hkn->thn" if transposed else "thk,hnk->thn", x, weight)

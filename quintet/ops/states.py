@@ -24,6 +24,7 @@ from torch import Tensor
 from quintet.interface.platform import Mixer, State
 from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, IntArray, Layout, StateSpec, StepContext
 from quintet.ops import attention
+from quintet.ops.distance_attention import DistanceAttention
 from quintet.ops.registry import Op, Ops
 
 Given = tuple[Any, ...]  # what an op takes, in its order
@@ -393,4 +394,6 @@ class StateMixer(Mixer):
 def mixer(spec: AttentionSpec | StateSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:
     """Returns the mixer that is made of the bound ops: attention over pages or over a step alone, or a state per
     request. `also` as PagedAttention has it."""
+    if isinstance(spec, AttentionSpec) and spec.distances:
+        return DistanceAttention(spec, ops)
     return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops, also)

@@ -144,7 +144,8 @@ struct WholeAttention {
 
     void call(uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, long q_stride, long k_stride, long v_stride,
               uintptr_t query_start_loc, long tokens, long requests, uintptr_t sinks, uintptr_t slopes, uintptr_t biases,
-              long reach) const {
+              long reach, uintptr_t of_queries, uintptr_t of_keys, uintptr_t columns, long width) const {
+        if (columns && width < 1) throw std::invalid_argument("products of distances have a width");
         if (reach < 0) throw std::invalid_argument("reach must be 0 or more");
         if (tokens < 0 || requests < 0) throw std::invalid_argument("sizes must be 0 or more");
         const long least = tokens > 1 ? kv_heads * head_dim : 0;
@@ -154,7 +155,8 @@ struct WholeAttention {
         const nb::gil_scoped_release released;
         submit(attend_whole, {{at<void>(out), at<const void>(q), at<const void>(k), at<const void>(v),
                                at<const float>(sinks), at<const float>(slopes), at<const float>(biases), reach,
-                               q_stride, k_stride, v_stride, heads, kv_heads, head_dim, window, chunk, causal, scale, softcap},
+                               q_stride, k_stride, v_stride, heads, kv_heads, head_dim, window, chunk, causal, scale, softcap,
+                               {at<const void>(of_queries), at<const void>(of_keys), at<const int32_t>(columns), reach, width}},
                               {at<const int32_t>(query_start_loc), tokens, requests},
                               type});
     }
@@ -184,9 +186,10 @@ void bind_attention(nb::module_& m) {
              nb::arg("bits"), nb::arg("brain"))
         .def("__call__", &WholeAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
              nb::arg("q_stride"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("query_start_loc"), nb::arg("tokens"),
-             nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"), nb::arg("biases"), nb::arg("reach"),
-             "Addresses of out, q, k, v, of int32 query_start_loc [requests + 1], and of float32 sinks, slopes and biases [heads, 2 "
-             "reach + 1], or 0; strides in elements, from token to token. ValueError for a batch that points outside its arrays.");
+             nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"), nb::arg("biases"), nb::arg("reach"), nb::arg("of_queries") = 0,
+             nb::arg("of_keys") = 0, nb::arg("columns") = 0, nb::arg("width") = 0,
+             "Addresses of out, q, k, v, of int32 query_start_loc [requests + 1], of float32 sinks, slopes and biases [heads, 2 "
+             "reach + 1], and of products of distances [tokens, heads, width] with int32 columns [2 reach + 1], or 0; strides in elements, from token to token. ValueError for a batch that points outside its arrays.");
     m.def("store_kv", &store, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("k_stride"), nb::arg("v_stride"),
           nb::arg("slot_mapping"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
           nb::arg("head_dim"), nb::arg("bits"), nb::arg("brain"), nb::arg("kind"),

@@ -62,6 +62,15 @@ struct AttentionItem {
     long head, heads;      // query heads: the first and how many, all of that KV head
 };
 
+// What is added to a score before it is scaled: two products with learned vectors of distances, found by column. Each is
+// [T, heads, width] of q's type, or null.
+struct DistanceProducts {
+    const void* of_queries = nullptr;
+    const void* of_keys = nullptr;
+    const int32_t* columns = nullptr;  // [2 reach + 1], by how far a key is behind its query; null: nothing is added
+    long reach = 0, width = 0;
+};
+
 // Attention of requests that are whole in a step and keep nothing: no pages, and no stretches, since nothing is cut.
 struct WholeCall {
     void* out;                           // [T, heads, head_dim]
@@ -77,6 +86,7 @@ struct WholeCall {
     bool causal;                         // and none behind its own
     float scale;
     float softcap;
+    DistanceProducts distances = {};
 };
 
 struct WholeItem {

@@ -228,12 +228,13 @@ struct WholeRow {
     bool sinks;
 };
 
+inline long within(long at, long reach) { return at < -reach ? -reach : at > reach ? reach : at; }
+
 // What a row's head adds to the scores of the kLanes keys from `apart` on, counted from the query's own position.
 inline Floats biases_of(const float* own, long apart, long reach) {
     float lanes[kLanes];
     for (long i = 0; i < kLanes; ++i) {
-        const long at = apart + i;
-        lanes[i] = own[at < -reach ? -reach : at > reach ? reach : at];
+        lanes[i] = own[within(apart + i, reach)];
     }
     return load(lanes);
 }
@@ -242,12 +243,33 @@ struct WholePlace {
     long token, head;  // counted from the request's first, and from the layer's
 };
 
+// The products of distances that belong to a query of the request and the kLanes keys from `key` on.
+template <typename E>
+inline Floats distance_products(const WholeCall& call, const WholeItem& item, WholePlace place, long key) {
+    const DistanceProducts& d = call.distances;
+    const int32_t* const columns = d.columns + d.reach;
+    const E* const mine = static_cast<const E*>(d.of_queries);
+    const E* const theirs = static_cast<const E*>(d.of_keys);
+    const long row = call.heads * d.width, first = item.start * row + place.head * d.width;
+    E a[kLanes] = {}, b[kLanes] = {};
+    for (long i = 0; i < kLanes && key + i < item.length; ++i) {
+        const long column = columns[within(key + i - place.token, d.reach)];
+        if (mine) a[i] = mine[first + place.token * row + column];
+        if (theirs) b[i] = theirs[first + (key + i) * row + column];
+    }
+    return load(a) + load(b);
+}
+
 // Scores become what the softmax takes, where they are more than multiples.
-[[maybe_unused]] __attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeRow& row, WholePlace place, float* scores) {
+template <typename E>
+[[maybe_unused]] __attribute__((noinline)) void whole_raise(const WholeCall& call, const WholeItem& item, const WholeRow& row,
+                                                            WholePlace place, float* scores) {
     const float slope = call.slopes ? call.slopes[place.head] : 0.0F;
     const float* const biases = call.biases ? call.biases + place.head * (2 * call.reach + 1) + call.reach : nullptr;
     for (long i = row.all.first / kLanes * kLanes; i < row.all.last; i += kLanes) {
-        Floats x = load(scores + i) * call.scale;
+        Floats x = load(scores + i);
+        if (call.distances.columns) x = x + distance_products<E>(call, item, place, i);
+        x = x * call.scale;
         if (call.softcap > 0.0F) x = tanh_of(x / call.softcap) * call.softcap;
         if (call.slopes) {
             const Floats apart = numbers(i) - static_cast<float>(place.token);
@@ -337,15 +359,15 @@ inline const typename In::Element* whole_query(const WholeCall& call, const Whol
     }
 }
 
-template <typename In>
+template <typename In, typename E>
 inline float whole_share(const WholeCall& call, const WholeItem& item, long row, WholeRow seen, float* scores,
                          typename In::Element* weights) {
     const WholePlace place = whole_place(call, item, row);
     seen.scale = call.scale;
     seen.sinks = call.sinks != nullptr;
     seen.sink = seen.sinks ? call.sinks[place.head] : 0.0F;
-    if (call.slopes || call.biases || call.softcap > 0.0F || seen.sinks) {
-        whole_raise(call, seen, place, scores);
+    if (call.slopes || call.biases || call.distances.columns || call.softcap > 0.0F || seen.sinks) {
+        whole_raise<E>(call, item, seen, place, scores);
         seen.scale = 1.0F;
     }
     return 1.0F / whole_weigh<In>(seen, scores, weights);
@@ -382,7 +404,7 @@ void whole_of(const WholeCall& call, const WholeItem& item, void* memory) {
         }
         for (long r = 0; r < count; ++r) {
             W* const weights = static_cast<W*>(s.weights) + r * s.keys;
-            s.shares[r] = whole_share<In>(call, item, done + r, {seen[r], all, 0, 0, false}, s.scores + r * s.keys, weights);
+            s.shares[r] = whole_share<In, E>(call, item, done + r, {seen[r], all, 0, 0, false}, s.scores + r * s.keys, weights);
         }
         for (long r = 0; r < count; r += kWholeRows) {
             whole_values<In, kWholeRows>(s, r, count - r, all, s.results);

@@ -110,6 +110,30 @@ def biased_attention(dtype: torch.dtype) -> Iterator[Case]:
                 yield f"{what}, {heads}/{kv_heads}, {lengths} tokens, {reach} apart", (q, k, v, context.batch, of, bias)
 
 
+def disentangled_attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Distances within columns and beyond them, of queries, of keys and of both."""
+    for kinds, causal in (((True, True), False), ((True, False), False), ((False, True), True)):
+        of = spec(3, 3, 16, dtype=dtype, source="none", causal=causal)
+        for lengths, reach, count in (((21,), 30, 60), ((3, 80, 1), 9, 7), ((16, 16), 1, 2)):
+            _, _, context, *_ = paged_attention_arguments(of, [AttentionRequest(0, length) for length in lengths], None)
+            q, k, v = (randn(sum(lengths), 3, 16, dtype=dtype) for _ in range(3))
+            mine, theirs = (randn(sum(lengths), 3, count, dtype=dtype, scale=2.0) if kind else None for kind in kinds)
+            columns = torch.arange(2 * reach + 1).mul(5).remainder(count).to(torch.int32)
+            what = f"{kinds}, causal {causal}, {lengths} tokens, {reach} apart"
+            yield what, (q, k, v, context.batch, of, mine, theirs, columns)
+
+
+def paged_distance_attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Distances with a number and those without, windows that are as long and shorter."""
+    for what, settings in {"plain": {}, "window": {"window": 9}, "window over blocks": {"window": 140}}.items():
+        for heads, kv_heads, page_size, count in ((6, 3, 16, 9), (5, 1, 8, 200)):
+            of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, distances=count, **settings)
+            for mix, requests in MIXES.items():
+                q, kv, context, *_ = paged_attention_arguments(of, requests, None)
+                numbers = randn(len(q), heads, count, dtype=dtype, scale=2.0)
+                yield f"{what}, {heads}/{kv_heads}, {count} distances, {mix}", (q, kv, numbers, context, of)
+
+
 def choose_tokens(dtype: torch.dtype) -> Iterator[Case]:
     """Fewer tokens than are seen, as many, and more."""
     for heads, page_size, count in ((3, 16, 5), (1, 8, 40), (8, 32, 200)):
@@ -136,7 +160,9 @@ ATTENTION_OPS: dict[str, Cases] = {
     "biased_attention": biased_attention,
     "choose_tokens": choose_tokens,
     "chosen_attention": chosen_attention,
+    "disentangled_attention": disentangled_attention,
     "paged_attention": paged_attention,
+    "paged_distance_attention": paged_distance_attention,
     "rotary_write_kv": rotary_write_kv,
     "write_kv": write_kv,
 }

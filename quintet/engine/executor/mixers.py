@@ -41,6 +41,11 @@ def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
             f"platform {platform.name} has no attention within chunks, and layers of {family} see chunks of "
             f"{spec.chunk} tokens; run this model on another platform"
         )
+    if isinstance(spec, AttentionSpec) and spec.distances and "distances" not in supported:
+        raise ValueError(
+            f"platform {platform.name} adds no numbers of distances to scores, and layers of {family} have them "
+            "('distances' is not in optional_spec_fields); use device='cpu'"
+        )
     return platform.mixer(spec, worker.ops, worker.rank_info.rank)
 
 

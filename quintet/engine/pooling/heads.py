@@ -129,12 +129,14 @@ def _known_heads(config: Any, of_tokens: bool) -> Iterable[Sequence[HeadLayer]]:
     """Heads, in the order in which they are looked for."""
     act = str(getattr(config, "classifier_activation", None) or "gelu")
     act = act if act in ACTIVATIONS else "gelu"
-    between = "gelu" if getattr(config, "model_type", "") == "electra" else "tanh"
+    pooled = str(getattr(config, "pooler_hidden_act", "tanh"))  # DeBERTa's
+    kind = getattr(config, "model_type", "")
+    between = {"electra": "gelu", "roformer": str(getattr(config, "hidden_act", "gelu"))}.get(kind, "tanh")
     yield HeadLayer("classifier.dense", between), HeadLayer("classifier.out_proj")
     yield HeadLayer("pre_classifier", "relu"), HeadLayer("classifier")
     yield HeadLayer("head.dense", act, "head.norm"), HeadLayer("classifier")
     if not of_tokens:
-        yield HeadLayer("pooler.dense", "tanh"), HeadLayer("classifier")
+        yield HeadLayer("pooler.dense", pooled), HeadLayer("classifier")
         yield HeadLayer("pooler", "tanh"), HeadLayer("classifier")
     yield (HeadLayer("classifier"),)
     yield HeadLayer("score.0", "relu"), HeadLayer("score.2")

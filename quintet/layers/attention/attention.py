@@ -32,6 +32,7 @@ class AttentionSizes:
     alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
     causal: bool = True
     ahead: bool = True  # tokens of media see one another
+    distances: int = 0  # that a query has a number for, which is added to its scores
     uses_kv_cache: bool = True  # K and V, for later steps
     bias: bool = False  # of q, k and v
     output_bias: bool = False
@@ -88,6 +89,7 @@ class SelfAttention(nn.Module):
             kv_dtype=build.kv_dtype,
             causal=shape.causal and build.causal,
             ahead=shape.ahead,
+            distances=shape.distances,
             source="self" if shape.uses_kv_cache and build.causal else "none",
         )
         self.mixing = build.make_mixer(self.spec)

@@ -214,13 +214,17 @@ class MoE(Layer):
         super().__init__(build)
         self._comm, self._moe_sizes = build.comm, moe_sizes
         self.gate = router(build, moe_sizes.hidden, "gate", moe_sizes.experts, fp32=moe_sizes.fp32_router)
-        self.choice = ExpertRouter(build, moe_sizes)
+        self.choice = self.expert_router(build, moe_sizes)
         self.shared_experts: nn.Module | None = None
         if moe_sizes.shared:
             self.shared_experts = GatedMLP(build, moe_sizes.hidden, moe_sizes.shared, moe_sizes.activation)
         self._added = build.ops.take(*["add"] * bool(moe_sizes.shared))
         names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
         self.experts = Experts(build, (moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
+
+    def expert_router(self, build: BuildContext, moe_sizes: MoESizes) -> "ExpertRouter":
+        """Returns what chooses experts by the router's logits."""
+        return ExpertRouter(build, moe_sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self._comm.all_reduce(self.share(x))

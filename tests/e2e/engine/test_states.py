@@ -28,6 +28,7 @@ MODELS = {
 # of layers that these have: two of the ways
 KIN = {
     "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
+    "inkling_text, with four states in a layer": ("inkling_text", "plain", "float32", {}),
     "kimi_linear": ("kimi_linear", "plain", "bfloat16", {}),
     "minimax": ("minimax", "plain", "bfloat16", {}),
     "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),

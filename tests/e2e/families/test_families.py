@@ -84,6 +84,7 @@ def test_random_configs_of_kin_agree(family: str, data: st.DataObject) -> None:
         "cohere",
         "gemma4_text",
         "gemma4_unified_text",
+        "inkling_text",
         "kimi_linear",
         "lfm2_moe",
         "minimax",

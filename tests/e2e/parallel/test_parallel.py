@@ -91,6 +91,7 @@ def test_heads_that_do_not_divide(family: str, share: str) -> None:
         ("bailing_hybrid", "plain"),
         ("gemma4_text", "plain"),
         ("gemma4_text", "experts, keys as values"),
+        ("inkling_text", "plain"),
         ("kimi_linear", "groups of experts, a latent of q, biased"),
         ("lfm2_moe", "plain"),
         ("minimax", "plain"),

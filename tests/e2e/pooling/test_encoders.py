@@ -24,6 +24,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # the class without its end
                                   "max_position_embeddings": 72}),
     "electra": ("Electra", {**SIZES, "embedding_size": 32}),
     "mpnet": ("MPNet", SIZES),
+    "deberta-v2": ("DebertaV2", {**SIZES, "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 8,
+                                 "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False}),
+    "deberta": ("Deberta", {**SIZES, "relative_attention": True, "pos_att_type": "c2p|p2c"}),
+    "megatron-bert": ("MegatronBert", SIZES),
+    "roformer": ("RoFormer", {**SIZES, "embedding_size": 32}),
+    "rembert": ("RemBert", {**SIZES, "input_embedding_size": 32}),
+    "squeezebert": ("SqueezeBert", {**SIZES, "embedding_size": 48}),
     "albert": ("Albert", {**SIZES, "embedding_size": 32, "num_hidden_groups": 2, "inner_group_num": 2,
                           "num_hidden_layers": 5}),
     "nomic_bert": ("NomicBert", SIZES),
@@ -109,6 +116,38 @@ def test_a_model_with_a_head_for_masks_is_embedded_by_its_trunk(tmp_path: Path) 
         [output] = llm.embed([TEXTS[0]], use_tqdm=False)
         wanted = hidden(model.model, TEXTS[0])[0]
         np.testing.assert_allclose(output.outputs.data, wanted / np.linalg.norm(wanted), atol=3e-6)
+
+
+def test_an_encoder_of_bert_generation_is_berts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.BertGenerationEncoder(transformers.BertGenerationConfig(**SIZES)).eval()
+    model.save_pretrained(tmp_path)
+    with opened(tmp_path) as llm:
+        outputs = llm.encode(TEXTS, PoolingParams(task="token_embed", normalize=False), use_tqdm=False)
+        for ids, output in zip(TEXTS, outputs, strict=True):
+            np.testing.assert_allclose(output.outputs.data, hidden(model, ids), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not supported"),
+        ("deberta-v2", {"embedding_size": 32}, "embedding_size=32 is not supported"),
+        ("deberta", {"talking_head": True}, "talking_head=True is not supported"),
+        ("roformer", {"rotary_value": True}, "rotary_value=True is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    made(name, "Model", **settings).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path)
+
+
+def test_adapters_of_shared_projections_are_refused(tmp_path: Path) -> None:
+    """The tables of distances were made of their weights when those were loaded."""
+    made("deberta-v2", "Model").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="share_att_key projects distances"):
+        opened(tmp_path, enable_lora=True)
 
 
 @pytest.mark.parametrize(("name", "length"), [("bert", 72), ("roberta", 70), ("xlm-roberta", 70)])

@@ -3,28 +3,20 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
-from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, INKLING_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 WINDOWS = {**HEAD, "sliding_window": WINDOW}
 MIXED = {**WINDOWS, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-GPT = {
-    "vocab_size": VOCAB, "n_positions": LENGTH, "n_embd": 48, "n_layer": 3, "n_head": 4, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+ENDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+GPT = {**ENDS, "n_positions": LENGTH, "n_embd": 48, "n_layer": 3, "n_head": 4}
 GPT_NEO = {
     "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "max_position_embeddings": LENGTH,
     "window_size": WINDOW, "attention_types": [[["global", "local", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-BLOOM = {
-    "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
-MPT = {
-    "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+BLOOM = {**ENDS, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": LENGTH}
+MPT = {**ENDS, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": LENGTH}
 XGLM = {
     "vocab_size": VOCAB, "d_model": 48, "ffn_dim": 77, "num_layers": 3, "attention_heads": 4,
     "max_position_embeddings": LENGTH, "bos_token_id": 0, "eos_token_id": 2,
@@ -278,6 +270,8 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"},
         }
     },
+    "biogpt": {"plain": {**PLAIN, "tie_word_embeddings": True}, "unscaled": {**PLAIN, "scale_embedding": False}},
+    "openai-gpt": {"plain": GPT, "silu": {**GPT, "afn": "silu"}},
     "falcon": {
         "one KV head": {**PLAIN, "bias": True},
         "few KV heads": {**PLAIN, "new_decoder_architecture": True, "num_kv_heads": 3, "tie_word_embeddings": True},
@@ -295,6 +289,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "helium": {"plain": {**PLAIN, "head_dim": 8}},
     "hunyuan_v1_dense": {"alpha": {**HEAD, "attention_bias": True, "rope_parameters": ALPHA}},
     "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
+    "inkling_text": INKLING_VARIANTS,
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
     "internlm3": {"plain": HEAD},

@@ -42,6 +42,8 @@ NOMIC_MOE: dict[str, Any] = {
     "n_positions": PLACES + 2, "type_vocab_size": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu",
     "rotary_emb_base": 1000.0, "num_experts": 4, "moe_top_k": 2, "moe_every_n_layers": 2, "pad_token_id": 1,
 }  # fmt: skip
+DEBERTA: dict[str, Any] = {**SMALL, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+DEBERTA_V3 = {**DEBERTA, "position_buckets": 8, "position_biased_input": False, "norm_rel_ebd": "layer_norm"}
 NEW = {**SMALL, "type_vocab_size": 2, "rope_theta": 500000.0, "position_embedding_type": "rope"}
 
 # family -> variant -> what its config is made of; the first has segments, where the family has any
@@ -60,6 +62,38 @@ ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
         "biased": {**MODERN, "attention_bias": True, "mlp_bias": True, "norm_bias": True},
     },
     "mpnet": {"plain": SMALL},
+    "deberta-v2": {
+        "its own projections of distances": {**DEBERTA_V3, "type_vocab_size": 2},
+        "the projections of queries and keys": {**DEBERTA_V3, "share_att_key": True},
+        "a vector for each distance, of queries alone": {
+            **DEBERTA,
+            "pos_att_type": ["c2p"],
+            "max_relative_positions": 16,
+        },
+        "of keys alone": {**DEBERTA, "pos_att_type": ["p2c"], "position_buckets": 8},
+        "no distances": SMALL,
+    },
+    "deberta": {
+        "plain": {**DEBERTA, "type_vocab_size": 2, "max_relative_positions": 16},
+        "of keys alone": {**DEBERTA, "pos_att_type": ["p2c"], "position_biased_input": False},
+        "no distances": SMALL,
+    },
+    "bert-generation": {"plain": SMALL},
+    "megatron-bert": {"plain": SMALL},
+    "roformer": {"narrow words": {**SMALL, "embedding_size": 32}, "plain": {**SMALL, "type_vocab_size": 1}},
+    "rembert": {"narrow words": {**SMALL, "input_embedding_size": 32}},
+    "squeezebert": {
+        "groups": {
+            **SMALL,
+            "embedding_size": 48,
+            "intermediate_size": 96,
+            "q_groups": 4,
+            "k_groups": 2,
+            "v_groups": 1,
+            "intermediate_groups": 4,
+            "output_groups": 2,
+        },
+    },
     "clip_text_model": {"quick_gelu": SMALL, "gelu": {**SMALL, "hidden_act": "gelu"}},
     "siglip_text_model": {"plain": {**SMALL, "projection_size": 48}},
     "siglip2_text_model": {"plain": {**SMALL, "projection_size": 48}},
@@ -118,7 +152,8 @@ def _made(family: str, ending: str, settings: str) -> Tiny:
 def _drawn(family: str, ending: str, settings: Mapping[str, Any]) -> Any:
     """Returns a random model of transformers' class."""
     config = AutoConfig.for_model(family, **settings)
-    kind = getattr(transformers, f"{type(config).__name__.removesuffix('Config')}{ending}")
+    stem = type(config).__name__.removesuffix("Config")
+    kind = getattr(transformers, f"{stem}{ending}", None) or getattr(transformers, f"{stem}Encoder")
     config._attn_implementation = "eager"
     return kind(config)
 

@@ -11,14 +11,23 @@ SMALLER = {"adapter": 0.5, "shared_transformer": 0.8}
 @torch.no_grad()
 def scatter(model: Any) -> None:
     """Fills in random weights: products keep the size of their inputs, norms and biases are not 1 and 0."""
-    transposed = model.config.model_type == "gpt2"
+    transposed = model.config.model_type in ("gpt2", "openai-gpt")
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # computed: sines of positions
+            continue
         if parameter.dim() < 2:
             parameter.add_(torch.randn_like(parameter) * 0.2)
         elif "embed" in name or "wte" in name or "wpe" in name:
             parameter.normal_(0, 1)
         else:
-            inputs = parameter.shape[0] if transposed and "lm_head" not in name else parameter.shape[-1]
+            single = parameter.shape[-1] == 1 and parameter.dim() == 3  # a convolution over one token
+            inputs = (
+                parameter.shape[1]
+                if single
+                else parameter.shape[0]
+                if transposed and "lm_head" not in name
+                else parameter.shape[-1]
+            )
             gain = next((by for part, by in SMALLER.items() if part in name), 1.5)
             parameter.normal_(0, gain * inputs**-0.5)
     for name, each in (*model.named_buffers(), *model.named_parameters()):

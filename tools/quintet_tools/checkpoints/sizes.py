@@ -24,6 +24,18 @@ DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }
+INKLING = {  # each kind of layer with both feed-forwards, windows of as many tokens as have numbers
+    **PLAIN, "head_dim": 16, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2, "swa_head_dim": 12,
+    "sliding_window_size": WINDOW, "d_rel": 5, "rel_extent": 21, "unpadded_vocab_size": VOCAB - 3,
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 61,
+    "route_scale": 1.5, "logits_mup_width_multiplier": 2.0,
+}  # fmt: skip
+INKLING_SCALED = {
+    "log_scaling_n_floor": 8, "log_scaling_alpha": 0.5, "conv_kernel_size": 3, "n_shared_experts": 1,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid"], "mlp_layer_types": ["sparse", "dense", "sparse"],
+}  # fmt: skip
+INKLING_VARIANTS = {"plain": INKLING, "scaled by position": {**INKLING, **INKLING_SCALED}}
 GEMMA = {**PLAIN, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 SHORT_AND_LONG = {
     "rope_type": "longrope",

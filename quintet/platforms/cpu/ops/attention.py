@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import INT4, AttentionSpec, Batch, Group, StepContext
-from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
+from quintet.ops.attention import (
+    attention,
+    biased_attention,
+    page_shape,
+    paged_attention,
+    row_width,
+    write_kv,
+)
+from quintet.ops.distance_attention import disentangled_attention
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, missing
 
@@ -20,7 +28,7 @@ def probe() -> str | None:
     """One token that sees only itself: attention gives its V back."""
     if (why := missing("WholeAttention")) is not None:
         return why
-    if "biases" not in str(extension().WholeAttention.__call__.__doc__):
+    if "of_queries" not in str(extension().WholeAttention.__call__.__doc__):
         return "the compiled extension is older than this provider; build it again with `make`"
     spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
@@ -74,19 +82,50 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
 
 @attention.provide("native", probe)
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    return _step_attention(q, k, v, batch, spec, sinks, None)
+    return _step_attention(q, k, v, batch, spec, sinks)
 
 
 @biased_attention.provide("native", probe)
 def _biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
     if bias.dtype != torch.float32 or bias.shape[0] != spec.heads or bias.shape[1] % 2 == 0:
         raise ValueError(f"bias is {bias.dtype} {tuple(bias.shape)}, not float32 [{spec.heads}, an odd number]")
-    return _step_attention(q, k, v, batch, spec, None, bias.contiguous())
+    bias = bias.contiguous()
+    return _step_attention(q, k, v, batch, spec, None, (bias.data_ptr(), bias.shape[1] // 2))
+
+
+@disentangled_attention.provide("native", probe)
+def _disentangled_attention(  # noqa: PLR0913
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Batch,
+    spec: AttentionSpec,
+    of_queries: Tensor | None,
+    of_keys: Tensor | None,
+    columns: Tensor,
+) -> Tensor:
+    given = [each for each in (of_queries, of_keys) if each is not None]
+    if not given:
+        return _step_attention(q, k, v, batch, spec, None)
+    wanted = (*q.shape[:2], given[0].shape[2])
+    if any(each.shape != wanted or each.dtype != q.dtype or not each.is_contiguous() for each in given):
+        shapes = ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in given)
+        raise ValueError(f"products of distances are {shapes}, not contiguous {wanted} {q.dtype}")
+    addresses = [0 if each is None else each.data_ptr() for each in (of_queries, of_keys)]
+    distances = (0, columns.shape[0] // 2, *addresses, _address(columns), wanted[2])
+    return _step_attention(q, k, v, batch, spec, None, distances)
 
 
 def _step_attention(  # noqa: PLR0913
-    q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Batch,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+    more: tuple[int, ...] = (0, 0),
 ) -> Tensor:
+    """`more`: the kernel's arguments from `biases` on."""
     kept = spec.kv_heads, spec.head_dim
     if q.shape[1:] != (spec.heads, spec.head_dim) or k.shape != v.shape or k.shape[1:] != kept:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit {spec}")
@@ -107,8 +146,7 @@ def _step_attention(  # noqa: PLR0913
         batch.query_start_loc.shape[0] - 1,
         0 if sinks is None else sinks.data_ptr(),
         0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0 if bias is None else bias.shape[1] // 2,
+        *more,
     )
     return out
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import Weight
-from quintet.ops.heads import by_heads
+from quintet.ops.linear import by_heads
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, StepContext
 from quintet.ops.attention import choose_tokens, chosen_attention, from_cache_rows, paged_attention
+from quintet.ops.distance_attention import paged_distance_attention
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -29,10 +30,24 @@ class Queries:
     table: Tensor  # [R, N]
     lengths: Tensor  # [R], tokens of context
     span: tuple[int, int]  # the shortest and the longest of them
+    numbers: Tensor | None = None  # [R, Q, H, N], of distances
 
 
 @paged_attention.provide("torch")
 def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    return _attend(q, kv, context, spec, sinks, None)
+
+
+@paged_distance_attention.provide("torch")
+def _paged_distance_attention(
+    q: Tensor, kv: Tensor, numbers: Tensor, context: StepContext, spec: AttentionSpec
+) -> Tensor:
+    return _attend(q, kv, context, spec, None, numbers)
+
+
+def _attend(
+    q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None, numbers: Tensor | None
+) -> Tensor:
     """Requests with one token go together, the others one by one."""
     batch, group = context
     starts = batch.query_start_loc.tolist()
@@ -42,19 +57,23 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
     if single:
         rows = [starts[r] for r in single]
         together = _queries(
-            q[rows][:, None], batch.positions[rows][:, None], group.block_table[single], group.seq_lens[single]
-        )
+            q[rows][:, None], batch.positions[rows][:, None], group.block_table[single], group.seq_lens[single],
+            None if numbers is None else numbers[rows][:, None],
+        )  # fmt: skip
         out[rows] = _attend_blocks(together, kv, spec, sinks)[:, 0]
     for r, count in enumerate(counts):
         if count > 1:
             own, row = slice(starts[r], starts[r + 1]), slice(r, r + 1)
-            alone = _queries(q[None, own], batch.positions[None, own], group.block_table[row], group.seq_lens[row])
+            alone = _queries(
+                q[None, own], batch.positions[None, own], group.block_table[row], group.seq_lens[row],
+                None if numbers is None else numbers[None, own],
+            )  # fmt: skip
             out[own] = _attend_blocks(alone, kv, spec, sinks)[0]
     return out
 
 
-def _queries(q: Tensor, positions: Tensor, table: Tensor, lengths: Tensor) -> Queries:
-    return Queries(q, positions, table, lengths, (int(lengths.min()), int(lengths.max())))
+def _queries(q: Tensor, positions: Tensor, table: Tensor, lengths: Tensor, numbers: Tensor | None) -> Queries:
+    return Queries(q, positions, table, lengths, (int(lengths.min()), int(lengths.max())), numbers)
 
 
 def _attend_blocks(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
@@ -65,6 +84,7 @@ def _attend_blocks(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Ten
     positions = queries.positions.repeat_interleave(group, dim=1)  # [R, Q * G]
     positions = _padded(positions[:, :, None])[:, :, 0].repeat_interleave(spec.kv_heads, dim=0)
     slopes = None if spec.alibi is None else _per_head(torch.tensor(spec.alibi), spec, requests, count)
+    numbers = None if queries.numbers is None else _grouped(queries.numbers.float(), spec.kv_heads)
     best, total = _start(rows, spec, sinks, requests, count)
     acc = rows.new_zeros((*rows.shape[:2], spec.value_dim))
     for first in range(_first_block(queries, spec), queries.span[1], SPLIT):
@@ -75,6 +95,10 @@ def _attend_blocks(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Ten
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if slopes is not None:
             scores = scores - slopes * (torch.arange(first, first + SPLIT) - positions[:, :, None]).abs()
+        if numbers is not None:
+            behind = positions[:, :, None] - torch.arange(first, first + SPLIT)
+            found = numbers.gather(2, behind.clamp(0, numbers.shape[2] - 1).long())
+            scores = scores + found.masked_fill((behind < 0) | (behind >= numbers.shape[2]), 0.0)
         scores = scores.masked_fill(~seen, float("-inf"))
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - higher), torch.exp(best - higher)

@@ -11,8 +11,7 @@ from torch import Tensor
 from quintet.interface.types import AttentionSpec, StepContext
 from quintet.interface.weights import Matrix
 from quintet.ops.attention import paged_attention
-from quintet.ops.heads import by_heads
-from quintet.ops.linear import KINDS, linear
+from quintet.ops.linear import KINDS, by_heads, linear
 from quintet.ops.moe import experts, grouped_linear
 from quintet.platforms.gpu.ops import attention as triton_attention
 from quintet.platforms.gpu.ops.moe import by_experts, by_groups

@@ -2,7 +2,7 @@
 
 import jax
 
-from quintet.ops import heads as spec
+from quintet.ops import linear as spec
 from quintet.platforms.tpu.kernels.linear import product
 from quintet.platforms.tpu.torchax_bridge import serve
 
