@@ -21,7 +21,9 @@ from quintet.models.deepseek_v32 import DeepseekV32ForCausalLM
 from quintet.models.kimi_linear import KimiLinearForCausalLM
 from quintet.ops.activation import with_limit
 
-RENAMED = {f".hc_{branch}_{name}": f".{branch}_hc.{name}" for branch in ("attn", "ffn") for name in ("fn", "base", "scale")}
+RENAMED = {
+    f".hc_{branch}_{name}": f".{branch}_hc.{name}" for branch in ("attn", "ffn") for name in ("fn", "base", "scale")
+}
 GATE = ".index_kpool_compress_gate"
 
 

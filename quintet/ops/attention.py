@@ -164,9 +164,7 @@ def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext
 
 
 @Op
-def choose_pools(
-    q: Tensor, weights: Tensor, keys: Tensor, offsets: Tensor, context: StepContext, count: int
-) -> Tensor:
+def choose_pools(q: Tensor, weights: Tensor, keys: Tensor, offsets: Tensor, context: StepContext, count: int) -> Tensor:
     """Returns the places [T, C] int32 as choose_tokens() does, of tokens in whole pools: those of the pools that score
     highest, `count` in all, and the tokens behind the last whole pool, up to the token's own.
 

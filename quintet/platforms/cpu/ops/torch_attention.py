@@ -208,7 +208,7 @@ def _choose_pools(
 
 
 def _pooled(tokens: Tensor, offsets: Tensor) -> Tensor:
-    """[N, pool, 2 D] -> keys [N, D] of pools; token by token, so that a pool's does not depend on how many there are."""
+    """[N, pool, 2 D] -> keys [N, D] of pools; token by token, so that a pool's does not depend on others."""
     each, logits = tokens.chunk(2, dim=-1)
     logits = logits + offsets
     shares = (logits - logits.amax(1, keepdim=True)).exp()
