@@ -303,8 +303,8 @@ def _config(kind: str) -> Any:
 def _classes(kind: str) -> str:
     if kind in PUBLISHED_ENCODERS:
         return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
-    if kind in TEXTS:
-        return f"`{TEXTS[kind]}`"
+    if (text := WRAPPED.get(kind, kind)) in TEXTS:
+        return f"`{TEXTS[text]}`"
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
     if kind in ENCODER_DECODERS:
