@@ -299,6 +299,7 @@ class TokenChoiceSpec:
     count: int
     dtype: torch.dtype
     page_size: int
+    pool: int = 0  # tokens in a row that are chosen together, by the op choose_pools; 0: each by itself
 
 
 @dataclass(frozen=True)

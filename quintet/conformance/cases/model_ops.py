@@ -13,7 +13,7 @@ from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.interface.types import HeadNorms
 from quintet.interface.weights import Matrix
-from quintet.ops.activation import KINDS
+from quintet.ops.activation import KINDS, with_limit
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
 
@@ -32,9 +32,11 @@ TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
     **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
     **dict.fromkeys(
-        ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_tokens"), (torch.int32,)
+        ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_pools", "choose_tokens"),
+        (torch.int32,),
     ),
     **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
+    "stream_gates": (torch.float32,),
 }
 
 
@@ -53,6 +55,13 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
         if kind != "relu2":  # has none, and its squares would overflow
             yield f"{kind} of numbers whose exponentials overflow", (randn(2, 74, dtype=dtype, scale=50.0), kind)
+
+
+def gates(dtype: torch.dtype) -> Iterator[Case]:
+    yield from activations(dtype)
+    kind = with_limit("silu", 1.5)
+    for rows, width in ((1, 2), (3, 74), (65, 130)):
+        yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -102,6 +111,13 @@ def scale_heads(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, heads, groups in ((1, 1, 1), (5, 8, 2), (33, 6, 6), (3, 12, 1)):
         factors = randn(groups, 1, dtype=torch.float32).abs() + 0.1
         yield f"{tokens} tokens, {heads} heads, {groups} factors", (randn(tokens, heads, 24, dtype=dtype), factors)
+
+
+def scale_by_length(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, heads in ((1, 1), (5, 8), (33, 6)):
+        positions = torch.arange(tokens, dtype=torch.int32) * 1000
+        learned = randn(heads, dtype=torch.float32), randn(heads, dtype=torch.float32) + 1
+        yield f"{tokens} tokens, {heads} heads", (randn(tokens, heads, 24, dtype=dtype), positions, *learned)
 
 
 def take_rows(dtype: torch.dtype) -> Iterator[Case]:
@@ -207,7 +223,8 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         for what, chosen in (("", ids), (", one for all", ids * 0), (", some on another rank", ids * 2 - 2)):
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
         yield f"{tokens} tokens, {k} of {num}, all on another rank", (x, gate_up, down, weights, ids * 0 - 1, "silu")
-        yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
+        for kind in ("gelu", with_limit("silu", 0.5)):
+            yield f"{tokens} tokens, {k} of {num}, {kind}", (x, gate_up, down, weights, ids, kind)
 
 
 def ungated_experts(dtype: torch.dtype) -> Iterator[Case]:
@@ -278,7 +295,7 @@ CASES: dict[str, Cases] = {
     "embedding": embedding,
     "experts": experts,
     "lora_experts": lambda dtype: lora_experts(experts, dtype),
-    "gated": activations,
+    "gated": gates,
     "gather_pages": gather_pages,
     "grouped_linear": grouped_linear,
     "layer_norm": layer_norm,
@@ -295,6 +312,7 @@ CASES: dict[str, Cases] = {
     "route_limited": route_limited,
     "route_sparse": route_sparse,
     "scale": scale,
+    "scale_by_length": scale_by_length,
     "scale_heads": scale_heads,
     "scatter_pages": scatter_pages,
     "softcap": softcap,

@@ -29,6 +29,7 @@ MODELS = {
 KIN = {
     "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
     "inkling_text, with four states in a layer": ("inkling_text", "plain", "float32", {}),
+    "glm5_next": ("glm5_next_text", "plain", "bfloat16", {}),
     "kimi_linear": ("kimi_linear", "plain", "bfloat16", {}),
     "minimax": ("minimax", "plain", "bfloat16", {}),
     "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),

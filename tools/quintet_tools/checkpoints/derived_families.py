@@ -3,6 +3,9 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+from quintet_tools.checkpoints.hyper_families import GROUPED as GROUPED
+from quintet_tools.checkpoints.hyper_families import HYPER_CONNECTED
+from quintet_tools.checkpoints.hyper_families import SPARSE as SPARSE
 from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, INKLING_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
@@ -31,14 +34,6 @@ LLAMA3 = {
 }  # fmt: skip
 ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
 
-GROUPED = {
-    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
-    "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
-}  # fmt: skip
-SPARSE = {
-    "num_key_value_heads": 6, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
-    "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
-}  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 KIMI_LINEAR = {
     "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
@@ -292,6 +287,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "inkling_text": INKLING_VARIANTS,
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
+    **HYPER_CONNECTED,
     "internlm3": {"plain": HEAD},
     "iquestcoder": {"plain": HEAD},
     "jais2": {"plain": {**PLAIN, "head_dim": 8}},
