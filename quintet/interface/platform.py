@@ -190,9 +190,10 @@ class Mixer(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
     def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, v: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the op choose_tokens."""
+        """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the ops choose_tokens, choose_blocks.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
@@ -308,7 +309,7 @@ class Platform(ABC):
     encoder_platform: ClassVar[str] = ""  # computes encoders of media on the host, where Capabilities.ops_only is set
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
-    # "chosen" (with attend_chosen(); the op choose_tokens serves too)
+    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v; choose_blocks)
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:

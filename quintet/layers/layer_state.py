@@ -120,9 +120,11 @@ class LayerMixer:
         cache.replace(self.tensor_indices, state)
         return out
 
-    def attend_chosen(self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState) -> Tensor:
-        """q [T, H, D], k [T, 1, D] and the places that each token sees -> [T, H, value_dim]."""
-        out, state = self.mixer.attend_chosen(q, k, chosen, cache.tensors_at(self.tensor_indices), self._context(cache))
+    def attend_chosen(self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState, v: Tensor | None = None) -> Tensor:
+        """q [T, H, D], k and v [T, Hkv, D], and the places or blocks that each token sees -> [T, H, value_dim]."""
+        more = () if v is None else (v,)
+        state, context = cache.tensors_at(self.tensor_indices), self._context(cache)
+        out, state = self.mixer.attend_chosen(q, k, chosen, state, context, *more)
         cache.replace(self.tensor_indices, state)
         return out
 

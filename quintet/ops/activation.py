@@ -1,6 +1,7 @@
 """Specifications of the activations, by the names that checkpoints use."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,24 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class ClampedGate(NamedTuple):
+    """The gate (up + shift) * gate * sigmoid(alpha * gate) of gated(), where gate is at most the limit, and up within
+    it (gpt-oss; OpenAI 2025). Its kind is the str of it, which gated() and experts take, and activate() does not."""
+
+    alpha: float
+    limit: float
+    shift: float
+
+    def __str__(self) -> str:
+        return f"clamped {self.alpha!r} {self.limit!r} {self.shift!r}"
+
+    @classmethod
+    def of(cls, kind: str) -> "ClampedGate | None":
+        """Returns what a kind names; None where it is an activation's."""
+        name, *numbers = kind.split(" ")
+        return cls(*map(float, numbers)) if name == "clamped" and len(numbers) == 3 else None
+
+
 class UnknownActivation(ValueError):
     """Raised for an activation that has no implementation; the caller adds the name of the model."""
 
@@ -44,8 +63,12 @@ def activate(x: Tensor, kind: str) -> Tensor:
 
 @Op
 def gated(x: Tensor, kind: str) -> Tensor:
-    """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020."""
+    """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020. A ClampedGate's kind is computed in
+    float32, and rounded once."""
     gate, up = x.chunk(2, dim=-1)
+    if (clamp := ClampedGate.of(kind)) is not None:
+        gate, up = gate.float().clamp(max=clamp.limit), up.float().clamp(-clamp.limit, clamp.limit)
+        return ((up + clamp.shift) * (gate / (1 + (gate * -clamp.alpha).exp()))).to(x.dtype)
     return KINDS[kind](gate) * up
 
 

@@ -101,7 +101,7 @@ def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attention
         seen = places < torch.index_select(group.seq_lens, 0, batch.token_to_seq)[:, None]
     if spec.chunk is not None:
         seen = seen & (places >= batch.positions[:, None] - batch.positions[:, None] % spec.chunk)
-    return _masked_attention(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
+    return masked_attention(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
 
 
 @Op
@@ -120,7 +120,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     if spec.chunk is not None:
         seen = seen & (apart >= -(batch.positions[:, None] % spec.chunk))
     many = (q.shape[0], *k.shape)
-    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
+    return masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
 
 
 @Op
@@ -140,7 +140,7 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: Attent
     places = apart.clamp(-reach, reach) + reach
     added = torch.index_select(bias, 1, places.reshape(-1)).reshape(-1, tokens, tokens).transpose(0, 1)  # [T, H, T]
     many = (tokens, *k.shape)
-    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
+    return masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
 
 
 @Op
@@ -174,12 +174,12 @@ def chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext
     tables = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq).long()
     pages = torch.gather(tables, 1, torch.div(places, spec.page_size, rounding_mode="floor"))
     k = from_cache_rows(kv[pages, 0, 0, places % spec.page_size], q.shape[2])[:, :, None]  # [T, C, 1, D]
-    return _masked_attention(
+    return masked_attention(
         q, k, k[..., : spec.value_dim], (places - context.batch.positions[:, None], seen), (spec, None)
     )
 
 
-def _masked_attention(
+def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
     added: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -235,7 +235,7 @@ def _attend_ahead(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSp
             apart = places - batch.positions[own][:, None]
             many = (own.stop - own.start, -1, -1, -1)
             k, v = wide[0].expand(many), wide[-1][..., : spec.value_dim].expand(many)
-            out[own] = _masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
+            out[own] = masked_attention(q[own], k, v, (apart, places <= last), (spec, sinks))
     return out
 
 
@@ -289,16 +289,16 @@ class PagedAttention(Mixer):
 
 
 class ChosenAttention(PagedAttention):
-    """write_kv, then chosen_attention: of a layer that is given what its tokens see."""
+    """write_kv, then chosen_attention or block_sparse_attention: of a layer that is given what its tokens see."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
         super().__init__(spec, ops, also)
-        self._attend_chosen = ops.chosen_attention
+        self._attend_chosen = ops.block_sparse_attention if spec.chosen_block else ops.chosen_attention
 
     def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, v: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        kv = self._write(state[0], k, None, context)
+        kv = self._write(state[0], k, v, context)
         return self._attend_chosen(q, kv, chosen, context, self._spec), (kv,)
 
 

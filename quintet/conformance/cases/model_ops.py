@@ -1,6 +1,6 @@
 """Arguments for each op of the model: a grid of shapes, types and formats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -13,7 +13,7 @@ from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.interface.types import HeadNorms
 from quintet.interface.weights import Matrix
-from quintet.ops.activation import KINDS
+from quintet.ops.activation import KINDS, ClampedGate
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
 
@@ -31,9 +31,8 @@ USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments tha
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the arguments'
     **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
     **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
-    **dict.fromkeys(
-        ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_tokens"), (torch.int32,)
-    ),
+    **dict.fromkeys(("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows"), (torch.int32,)),
+    **dict.fromkeys(("choose_tokens", "choose_blocks", "choose_mean_blocks"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
 }
 
@@ -48,7 +47,15 @@ def linear(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def activations(dtype: torch.dtype) -> Iterator[Case]:
-    for kind in KINDS:
+    return _of_kinds(dtype, KINDS)
+
+
+def gated(dtype: torch.dtype) -> Iterator[Case]:
+    return _of_kinds(dtype, [*KINDS, str(ClampedGate(1.702, 7.0, 1.0)), str(ClampedGate(1.0, 3.0, 0.0))])
+
+
+def _of_kinds(dtype: torch.dtype, kinds: Iterable[str]) -> Iterator[Case]:
+    for kind in kinds:
         for rows, width in ((1, 2), (3, 74), (65, 130)):
             yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
         if kind != "relu2":  # has none, and its squares would overflow
@@ -272,7 +279,7 @@ CASES: dict[str, Cases] = {
     "embedding": embedding,
     "experts": experts,
     "lora_experts": lambda dtype: lora_experts(experts, dtype),
-    "gated": activations,
+    "gated": gated,
     "gather_pages": gather_pages,
     "grouped_linear": grouped_linear,
     "layer_norm": layer_norm,
