@@ -81,6 +81,11 @@ LIGHTNING = {
     "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 0.8,
     "mlp_beta_factor": 1.2,
 }  # fmt: skip
+MINIMAX_M3 = {
+    "intermediate_size": 61, "dense_intermediate_size": 77, "shared_intermediate_size": 50, "index_n_heads": 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
+    "index_head_dim": 12, "index_block_size": 8, "index_topk_blocks": 4,
+}  # fmt: skip
 NEMOTRON_H = {
     **PLAIN,
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
@@ -377,6 +382,10 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "solar_open": {"plain": {**HEAD, **GROUPED, "attention_bias": True}},
     "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
     "minimax_m2": {"plain": {**PLAIN, **EXPERTS, "head_dim": 16, "rotary_dim": 8}},
+    "minimax_m3_vl_text": {
+        "plain": {**HALF, **EXPERTS, **MINIMAX_M3},
+        "all of each head turned, one choice": {**HEAD, **EXPERTS, **MINIMAX_M3, "index_n_heads": 1, "index_head_dim": 16},
+    },
     "granitemoe": {
         "plain": {
             **PLAIN,
