@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quintet.interface.types import BlockChoiceSpec
+from quintet.interface.types import BlockChoiceSpec, HeadNorms, RotaryArgs
 from quintet.layers.build import BuildContext, replicated, split_heads
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel
@@ -55,6 +55,29 @@ class BlockIndexer(nn.Module):
         q, k = (product(x).reshape(len(x), -1, self._head_dim) for product in (self.queries, self.keys))
         q, k = self.rotary.norm_and_rotate(q, k, (self.q_norm, self.k_norm), cache.batch.positions)
         return self.mixing.run_state_op(cache, q, k)
+
+
+class MeanBlockIndexer(nn.Module):
+    """x [T, hidden] -> blocks [T, 1, C] (see the op choose_mean_blocks), the same for all heads. Every rank has all of
+    it. `rotary` turns the first features of q, and of the key of a block."""
+
+    def __init__(self, build: BuildContext, sizes: BlockIndexerSizes, rotary: Rotary) -> None:
+        super().__init__()
+        self._heads, self._head_dim, self.rotary = sizes.heads, sizes.head_dim, rotary
+        width = (sizes.heads + 1) * sizes.head_dim
+        self.both = column_parallel(build, sizes.hidden, {"index_qk_proj": replicated(width, build.size)})
+        self.q_layernorm = RMSNorm(build, sizes.head_dim, sizes.eps, 1.0)
+        self.k_layernorm = RMSNorm(build, sizes.head_dim, sizes.eps, 1.0)
+        self.mixing = build.make_mixer(_choice("choose_mean_blocks", build, sizes))
+        self.mixing.kv_heads = 1
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        q, k = self.both(x).reshape(len(x), -1, self._head_dim).split([self._heads, 1], dim=1)
+        q = self.q_layernorm(q.contiguous())
+        q, _ = self.rotary(q, q[:, :1], cache.batch.positions)
+        norm = self.k_layernorm
+        turn = RotaryArgs(self.rotary.table, HeadNorms(norm.weight, norm.weight, norm.eps, norm.offset))
+        return self.mixing.run_state_op(cache, q, k.contiguous(), settings=(turn,))
 
 
 def _choice(op: str, build: BuildContext, sizes: BlockIndexerSizes) -> BlockChoiceSpec:

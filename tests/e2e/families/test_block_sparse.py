@@ -28,6 +28,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], int]] = {  # family, entries, and 
     "MiniMax-M3, one choice": ("minimax_m3_vl_text", {**M3, "index_n_heads": 1, "index_local_blocks": 2}, 32),
     "MiniMax-M3, blocks of pages": ("minimax_m3_vl_text", {**M3, "index_block_size": 32, "index_topk_blocks": 2}, 64),
 }
+RANKS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}  # which two ranks can share
+QWEN4 = {**KIN["qwen4_exp_text"]["plain"], **RANKS, "max_position_embeddings": SERVED}
+CONFIGS |= {
+    "Qwen4-Exp": ("qwen4_exp_text", QWEN4, 27),
+    "Qwen4-Exp, 4-grams, one stream more": (
+        "qwen4_exp_text", {**QWEN4, "ngram_size": 4, "heads_per_ngram": 1, "hc_count": 4, "indexer_compress_ratio": 8}, 31
+    ),
+}  # fmt: skip
 ENGINES: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 13, "max_num_seqs": 5},

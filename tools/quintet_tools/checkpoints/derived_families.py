@@ -125,6 +125,13 @@ ZAMBA2 = {
     "chunk_size": 16,
     "time_step_min": 0.3,  # so that some are less
 }
+QWEN4 = {
+    "shared_expert_intermediate_size": 71, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    "hc_count": 3, "hc_lowrank": 10, "ple_layer_ids": [1, 3], "ple_embed_dim": 24, "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+    "indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 12, "indexer_budget": 24,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61}
 SCALED = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.5,
@@ -233,6 +240,12 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             **CHOSEN,
             "full_attention_interval": 2,
             "shared_expert_intermediate_size": 71,
+        },
+    },
+    "qwen4_exp_text": {
+        "plain": {**HALF, **DELTA, **CHOSEN, **QWEN4},
+        "no n-grams, sigmoid": {
+            **HALF, **DELTA, **CHOSEN, **QWEN4, "ple_layer_ids": [], "output_gate_type": "sigmoid", "indexer_budget": 256
         },
     },
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
