@@ -9,7 +9,7 @@ from torch import nn
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.attention.block_indexer import BlockIndexer, BlockIndexerSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
+from quintet.layers.decoder import DecoderTrunk, PreNormBlock
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import GATE, UP, MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
@@ -29,6 +29,7 @@ class MiniMaxM3VLForCausalLM(MiniMaxM2ForCausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         self._sparse = build.max_model_len > config.index_topk_blocks * config.index_block_size
         super().__init__(config, build)
+        self.recordable = not self._sparse  # tables of blocks' pages are made by torch
         if not self._sparse:
             self.ignored_tensors = (*self.ignored_tensors, INDEXER)
 

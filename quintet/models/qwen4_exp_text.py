@@ -107,7 +107,7 @@ class GatedStreamTrunk(HyperTrunk):
         if build.requested_outputs.aux_hidden_states:
             raise ValueError(f"{config.model_type}'s layers have several streams: no taps of them are given")
         DecoderTrunk.__init__(self, config, build, block, norm=nn.Identity())
-        self.hc_head = GatedStreams(build, config, False)
+        self.hc_head = GatedStreams(build, config, False)  # type: ignore[assignment]  # called as a HyperHead is
         self._streams, self._width = config.hc_count, config.hc_count * config.hidden_size
         build.ops.take("repeat_streams")
 

@@ -146,7 +146,12 @@ class SelfAttention(nn.Module):
         """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
         done."""
         apart = self.rotary is None or self.shares_kv or self.kv_scales.enabled or self.key_scales is not None
-        if apart or self.spec.chosen or not self.mixing.mixer.fuses_rotary or type(self)._apply_rotary is not SelfAttention._apply_rotary:
+        if (
+            apart
+            or self.spec.chosen
+            or not self.mixing.mixer.fuses_rotary
+            or type(self)._apply_rotary is not SelfAttention._apply_rotary
+        ):
             return None
         assert self.rotary is not None
         return self.rotary.rotary_args(self.q_norm, self.k_norm)

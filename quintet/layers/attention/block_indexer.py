@@ -31,7 +31,9 @@ class BlockIndexer(nn.Module):
     A rank has the heads that choose for its KV heads. `rotary` turns the first features of q and of the key.
     """
 
-    def __init__(self, build: BuildContext, sizes: BlockIndexerSizes, attention: tuple[int, int], rotary: Rotary) -> None:
+    def __init__(
+        self, build: BuildContext, sizes: BlockIndexerSizes, attention: tuple[int, int], rotary: Rotary
+    ) -> None:
         """`attention`: heads and KV heads of the layer; ValueError where the indexer has another number."""
         super().__init__()
         if sizes.heads not in (1, attention[1]):

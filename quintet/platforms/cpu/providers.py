@@ -40,7 +40,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows", "lora_experts"), ("native",)),
     **dict.fromkeys(("choose_tokens", "chosen_attention", "choose_blocks", "choose_mean_blocks"), ("torch",)),
-    "block_sparse_attention": ("torch",),
+    "block_sparse_attention": ("native", "torch"),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

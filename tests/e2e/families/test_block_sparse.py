@@ -33,7 +33,9 @@ QWEN4 = {**KIN["qwen4_exp_text"]["plain"], **RANKS, "max_position_embeddings": S
 CONFIGS |= {
     "Qwen4-Exp": ("qwen4_exp_text", QWEN4, 27),
     "Qwen4-Exp, 4-grams, one stream more": (
-        "qwen4_exp_text", {**QWEN4, "ngram_size": 4, "heads_per_ngram": 1, "hc_count": 4, "indexer_compress_ratio": 8}, 31
+        "qwen4_exp_text",
+        {**QWEN4, "ngram_size": 4, "heads_per_ngram": 1, "hc_count": 4, "indexer_compress_ratio": 8},
+        31,
     ),
 }  # fmt: skip
 ENGINES: dict[str, dict[str, Any]] = {

@@ -245,7 +245,13 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "qwen4_exp_text": {
         "plain": {**HALF, **DELTA, **CHOSEN, **QWEN4},
         "no n-grams, sigmoid": {
-            **HALF, **DELTA, **CHOSEN, **QWEN4, "ple_layer_ids": [], "output_gate_type": "sigmoid", "indexer_budget": 256
+            **HALF,
+            **DELTA,
+            **CHOSEN,
+            **QWEN4,
+            "ple_layer_ids": [],
+            "output_gate_type": "sigmoid",
+            "indexer_budget": 256,
         },
     },
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
@@ -397,7 +403,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "minimax_m2": {"plain": {**PLAIN, **EXPERTS, "head_dim": 16, "rotary_dim": 8}},
     "minimax_m3_vl_text": {
         "plain": {**HALF, **EXPERTS, **MINIMAX_M3},
-        "all of each head turned, one choice": {**HEAD, **EXPERTS, **MINIMAX_M3, "index_n_heads": 1, "index_head_dim": 16},
+        "whole heads turned, one choice": {**HEAD, **EXPERTS, **MINIMAX_M3, "index_n_heads": 1, "index_head_dim": 16},
     },
     "granitemoe": {
         "plain": {

@@ -242,9 +242,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 @block_sparse_attention.provide("torch")
-def _block_sparse_attention(
-    q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec
-) -> Tensor:
+def _block_sparse_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
     out, table, size = torch.empty_like(q), context.group.block_table.long(), spec.page_size
     within, group = torch.arange(spec.chosen_block), spec.heads // spec.kv_heads
     for row, first, positions in _rows_of(context):
