@@ -190,7 +190,7 @@ WITH_MEDIA = {
     "lfm3_vl": "LFM3-VL",
     "minicpm_ocr": "MiniCPM-OCR",
     "minicpmv4_6": "MiniCPM-V 4.6",
-    "minimax_m3_vl": "MiniMax-M3; frames of videos stay as they are, and their sides are multiples of two patches, unless "
+    "minimax_m3_vl": "MiniMax-M3; frames of videos stay as they are, and sides are multiples of two patches, unless "
     'mm_processor_kwargs has `{"do_resize": true}`',
     "minicpmv4_7": "MiniCPM-V 4.7",
     "moss_transcribe_diarize": "MOSS-Transcribe-Diarize",

@@ -192,7 +192,7 @@ class Mixer(ABC):
     def attend_chosen(
         self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, v: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the ops choose_tokens, choose_blocks."""
+        """Same as __call__() of a layer with AttentionSpec.chosen; see the ops choose_tokens and choose_blocks."""
         raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")
 
     def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
