@@ -291,7 +291,7 @@ class TokenChoiceSpec:
 @dataclass(frozen=True)
 class BlockChoiceSpec:
     """An indexer of block-sparse attention: the blocks of a request that score highest for each token, which a layer
-    with AttentionSpec.chosen_block then sees. `op` of quintet/ops/block_sparse.py says how they are chosen."""
+    with AttentionSpec.chosen_block then sees. `op` of quintet/ops/sparse/blocks.py says how they are chosen."""
 
     op: str
     head_dim: int  # of the one key that is kept of a token

@@ -126,8 +126,8 @@ class SigmoidGatedNorm(GatedNorm):
 
 
 class Qwen4ExpForCausalLM(CausalLM):
-    """Where no request is longer than the tokens that an indexer covers, attention is to all, and indexers are not
-    read."""
+    """Streams with gates in the place of residuals. Where no request is longer than the tokens that an indexer covers,
+    attention is to all, and indexers are not read."""
 
     renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)

@@ -3,7 +3,6 @@
 from quintet.ops import (
     activation,
     attention,
-    block_sparse,
     elementwise,
     embedding,
     heads,
@@ -17,6 +16,7 @@ from quintet.ops import (
     rotary,
     rows,
     sampling,
+    sparse,
     states,
     streams,
 )
@@ -29,7 +29,6 @@ __all__ = [
     "activation",
     "attention",
     "bind",
-    "block_sparse",
     "elementwise",
     "embedding",
     "heads",
@@ -43,6 +42,7 @@ __all__ = [
     "rotary",
     "rows",
     "sampling",
+    "sparse",
     "states",
     "streams",
     "tokens",

@@ -8,7 +8,7 @@ from quintet.interface.platform import Mixer
 from quintet.interface.types import AttentionSpec, BlockChoiceSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
 from quintet.ops.attention import TokenChoice
-from quintet.ops.block_sparse import BlockChoice
+from quintet.ops.sparse.blocks import BlockChoice
 from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS
 
 if TYPE_CHECKING:

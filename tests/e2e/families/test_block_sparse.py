@@ -15,7 +15,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.interface.types import BlockChoiceSpec
-from quintet.ops.block_sparse import choose_blocks
+from quintet.ops.sparse.blocks import choose_blocks
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.derived_families import KIN
 from quintet_tools.checkpoints.tiny import VOCAB, Tiny, make

@@ -3,7 +3,8 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
-from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.block_sparse_families import BLOCK_SPARSE
+from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, LFM3, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -68,10 +69,6 @@ OLMO_ROTARY = {
 }  # fmt: skip
 MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
-LFM3 = {
-    "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
-    "conv_L_cache": 7,
-}  # fmt: skip
 LFM2_MOE = {
     "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 7,
     "num_experts_per_tok": 3, "moe_intermediate_size": 61, "routed_scaling_factor": 1.5,
@@ -80,11 +77,6 @@ LIGHTNING = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
     "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 0.8,
     "mlp_beta_factor": 1.2,
-}  # fmt: skip
-MINIMAX_M3 = {
-    "intermediate_size": 61, "dense_intermediate_size": 77, "shared_intermediate_size": 50, "index_n_heads": 3,
-    "mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2],
-    "index_head_dim": 12, "index_block_size": 8, "index_topk_blocks": 4,
 }  # fmt: skip
 NEMOTRON_H = {
     **PLAIN,
@@ -125,13 +117,6 @@ ZAMBA2 = {
     "chunk_size": 16,
     "time_step_min": 0.3,  # so that some are less
 }
-QWEN4 = {
-    "shared_expert_intermediate_size": 71, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
-    "hc_count": 3, "hc_lowrank": 10, "ple_layer_ids": [1, 3], "ple_embed_dim": 24, "heads_per_ngram": 2,
-    "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
-    "indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 12, "indexer_budget": 24,
-    "indexer_compress_ratio": 4,
-}  # fmt: skip
 CHOSEN = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61}
 SCALED = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 0.5,
@@ -198,6 +183,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
     },
     **GEMMA_4_VARIANTS,
+    **BLOCK_SPARSE,
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},
@@ -240,18 +226,6 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
             **CHOSEN,
             "full_attention_interval": 2,
             "shared_expert_intermediate_size": 71,
-        },
-    },
-    "qwen4_exp_text": {
-        "plain": {**HALF, **DELTA, **CHOSEN, **QWEN4},
-        "no n-grams, sigmoid": {
-            **HALF,
-            **DELTA,
-            **CHOSEN,
-            **QWEN4,
-            "ple_layer_ids": [],
-            "output_gate_type": "sigmoid",
-            "indexer_budget": 256,
         },
     },
     "qwen3_5_text": {"plain": {**PLAIN, **DELTA, "full_attention_interval": 2, "head_dim": 16}},
@@ -401,10 +375,6 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "solar_open": {"plain": {**HEAD, **GROUPED, "attention_bias": True}},
     "dots1": {"plain": {**PLAIN, **GROUPED, "head_dim": 16, "sliding_window": WINDOW, "max_window_layers": 1}},
     "minimax_m2": {"plain": {**PLAIN, **EXPERTS, "head_dim": 16, "rotary_dim": 8}},
-    "minimax_m3_vl_text": {
-        "plain": {**HALF, **EXPERTS, **MINIMAX_M3},
-        "whole heads turned, one choice": {**HEAD, **EXPERTS, **MINIMAX_M3, "index_n_heads": 1, "index_head_dim": 16},
-    },
     "granitemoe": {
         "plain": {
             **PLAIN,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
-from quintet.ops.block_sparse import block_sparse_attention
+from quintet.ops.sparse.blocks import block_sparse_attention
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, missing
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, BlockChoiceSpec, RotaryArgs, StepContext
 from quintet.ops.attention import choose_tokens, chosen_attention, from_cache_rows, paged_attention
-from quintet.ops.block_sparse import block_sparse_attention, choose_blocks, choose_mean_blocks, mean_keys
+from quintet.ops.sparse.blocks import block_sparse_attention, choose_blocks, choose_mean_blocks, mean_keys
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
