@@ -29,6 +29,7 @@ from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 from quintet.interface.types import (
     AttentionSpec,
     Batch,
+    BlockChoiceSpec,
     Estimate,
     FloatArray,
     Group,
@@ -76,6 +77,7 @@ __all__ = [
     "PLAIN",
     "AttentionSpec",
     "Batch",
+    "BlockChoiceSpec",
     "BlockReader",
     "BlockRows",
     "CacheLost",

@@ -73,10 +73,13 @@ ALSO = {
     "kimi_k2": "Kimi K2",
     "kimi_linear": "slow on GPUs, where its rule has no kernel yet",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "minimax_m3_vl_text": "requests of more tokens than the chosen blocks have (2048 as published) on `cpu` alone",
     "qwen3_5": "Qwen3.5, its text",
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
+    "qwen4_exp": "its text",
+    "qwen4_exp_text": "requests of more tokens than its indexers choose on `cpu` alone",
     "glm4v_text": "text of GLM-4.1V and GLM-4.6V-Flash",
     "glm5_next": "the type of its wrapper",
     "glm5_next_text": "text of GLM-5.3-Flash; longer requests than index_topk tokens on `cpu` alone",
@@ -137,6 +140,7 @@ WRAPPED = {
     "qwen3_vl_text": "qwen3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
 }
 # wrappers whose media are served -> which models those are
 WITH_MEDIA = {
@@ -195,6 +199,8 @@ WITH_MEDIA = {
     "lfm3_vl": "LFM3-VL",
     "minicpm_ocr": "MiniCPM-OCR",
     "minicpmv4_6": "MiniCPM-V 4.6",
+    "minimax_m3_vl": "MiniMax-M3; frames of videos stay as they are, and sides are multiples of two patches, unless "
+    'mm_processor_kwargs has `{"do_resize": true}`',
     "minicpmv4_7": "MiniCPM-V 4.7",
     "moss_transcribe_diarize": "MOSS-Transcribe-Diarize",
     "nemotron_h_omni": "Nemotron 3 Nano Omni",
@@ -523,7 +529,8 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
   in some layers (`smollm3.py`), learned (`opt.py`).
 - Windows, sinks, capped scores, ALiBi, another scale: fields of `AttentionSizes`, and `layer_window(config, index)`.
 - A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`; of each head: `lfm3.py`.
-- Latent attention: `deepseek_v3.py`, `minicpm3.py`.
+- Latent attention: `deepseek_v3.py`, `minicpm3.py`. Attention to what an indexer chooses: tokens (`deepseek_v32.py`),
+  blocks (`minimax_m3_vl_text.py`, `qwen4_exp_text.py`).
 - Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`, `kimi_linear.py`.

@@ -51,6 +51,7 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), (1, FEATURES)),
     **dict.fromkeys(("max_source_positions", "max_target_positions"), (1, MAX_INT32)),
     "num_mel_bins": (1, 200),
+    **dict.fromkeys(("index_block_size", "index_topk_blocks"), (1, MAX_INT32)),
     **dict.fromkeys((f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate")), (1, FEATURES)),
 }
 BY_LAYER = ("intermediate_size", "moe_intermediate_size")  # which of these may be a list, with a number for each layer
@@ -82,7 +83,10 @@ STRING_ENTRIES = ("rope_type", "hidden_act", "hidden_activation", "activation_fu
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
 OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
-CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe", **OMNI}
+CLASS_FAMILIES = {
+    "ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe",
+    "MiniMaxM3SparseForConditionalGeneration": "minimax_m3_vl", **OMNI,
+}  # fmt: skip
 # model types -> those whose class transformers computes them by
 SHARED_CLASSES = {"glmga": "glm46v", "inkling_mm_model": "inkling"}
 # how classes with a head are called; MarianMTModel translates

@@ -189,10 +189,11 @@ class Mixer(ABC):
         encoder's pass, for layers with source "cross"."""
         raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
-    def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, sinks: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the op choose_tokens."""
+    def attend_chosen(  # noqa: PLR0913  # __call__'s, and what was chosen
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, v: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        """Same as __call__() of a layer with AttentionSpec.chosen; see the ops choose_tokens and choose_blocks."""
         raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")
 
     def attend_distances(
@@ -313,7 +314,7 @@ class Platform(ABC):
     encoder_platform: ClassVar[str] = ""  # computes encoders of media on the host, where Capabilities.ops_only is set
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
-    # "chosen" (with attend_chosen(); the op choose_tokens serves too)
+    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v; choose_blocks)
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:

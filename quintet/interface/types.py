@@ -266,10 +266,15 @@ class AttentionSpec:
     # a query has a number for each of so many distances, which is added to its scores (Inkling); a platform is asked
     # for it, by Mixer.attend_distances(), only if Platform.optional_spec_fields names it
     distances: int = 0
+    # with `chosen`: it counts blocks of so many tokens, of each KV head's own or the same for all, which a
+    # BlockChoiceSpec's layer has chosen; a platform is asked for it only if optional_spec_fields has "chosen_blocks"
+    chosen_block: int = 0
     ahead: bool = True  # with Inputs.until, its tokens see some after them (Gemma 4: in windowed layers alone)
 
     def __post_init__(self) -> None:
-        assert not self.chosen or (self.shared and self.kv_heads == 1), "tokens are chosen among latents"
+        latents = bool(self.shared) and self.kv_heads == 1
+        assert not self.chosen or self.chosen_block or latents, "tokens are chosen among latents, and blocks"
+        assert not self.chosen_block or (self.chosen and not self.shared), "blocks are chosen of K and V"
         assert not self.distances or (self.causal and not self.shared and self.chunk is None), "distances are behind"
         assert self.alibi is None or len(self.alibi) == self.heads, "a slope for each head of this rank"
         assert 0 <= self.shared <= self.head_dim, "V is part of K"
@@ -303,6 +308,20 @@ class TokenChoiceSpec:
 
 
 @dataclass(frozen=True)
+class BlockChoiceSpec:
+    """An indexer of block-sparse attention: the blocks of a request that score highest for each token, which a layer
+    with AttentionSpec.chosen_block then sees. `op` of quintet/ops/sparse/blocks.py says how they are chosen."""
+
+    op: str
+    head_dim: int  # of the one key that is kept of a token
+    block: int  # tokens
+    count: int  # of blocks
+    dtype: torch.dtype
+    page_size: int
+    local: int = 0  # of the last blocks, that of the token included, which are always chosen (choose_blocks)
+
+
+@dataclass(frozen=True)
 class StateSpec:
     """One layer that keeps a state of fixed size per request, as this rank sees it.
 
@@ -320,7 +339,7 @@ class StateSpec:
         assert len(self.shape) != PAGE_AXES, "a state has other axes than a page"
 
 
-LayerSpec = AttentionSpec | StateSpec | TokenChoiceSpec  # of a layer that mixes positions
+LayerSpec = AttentionSpec | StateSpec | TokenChoiceSpec | BlockChoiceSpec  # of a layer that mixes positions
 
 
 class HeadNorms(NamedTuple):

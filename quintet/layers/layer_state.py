@@ -120,19 +120,21 @@ class LayerMixer:
         cache.replace(self.tensor_indices, state)
         return out
 
-    def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState, sinks: Tensor | None = None
-    ) -> Tensor:
-        """q [T, H, D], k [T, 1, D] and the places that each token sees -> [T, H, value_dim]."""
-        tensors, context = cache.tensors_at(self.tensor_indices), self._context(cache)
-        out, state = self.mixer.attend_chosen(q, k, chosen, tensors, context, sinks)
-        cache.replace(self.tensor_indices, state)
-        return out
-
     def attend_distances(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, cache: StepState) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] and the queries' numbers for distances [T, H, N] -> [T, H, value_dim]."""
         tensors, context = cache.tensors_at(self.tensor_indices), self._context(cache)
         out, state = self.mixer.attend_distances(q, k, v, numbers, tensors, context)
+        cache.replace(self.tensor_indices, state)
+        return out
+
+    def attend_chosen(
+        self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState, v: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """q [T, H, D], k and v [T, Hkv, D], and the places or blocks that each token sees -> [T, H, value_dim]."""
+        more = {name: each for name, each in (("v", v), ("sinks", sinks)) if each is not None}
+        tensors, context = cache.tensors_at(self.tensor_indices), self._context(cache)
+        out, state = self.mixer.attend_chosen(q, k, chosen, tensors, context, **more)
         cache.replace(self.tensor_indices, state)
         return out
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, even_shards
 from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
-from quintet.ops.activation import KINDS, UnknownActivation, split_limit, with_limit
+from quintet.ops.activation import KINDS, ClampedGate, UnknownActivation, split_limit, with_limit
 
 ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
@@ -18,6 +18,11 @@ def activation_name(kind: str) -> str:
     if name not in KINDS:
         raise UnknownActivation(name, KINDS)
     return with_limit(name, limit)
+
+
+def gate_name(kind: str) -> str:
+    """The same of what gated() takes: activations, and clamped gates."""
+    return activation_name(kind) if ClampedGate.of(kind) is None else kind
 
 
 class GatedMLP(Layer):
@@ -36,7 +41,7 @@ class GatedMLP(Layer):
         split = even_shards(width, build.size)
         self.gate_up = column_parallel(build, hidden, {"gate_proj": split, "up_proj": split}, bias, stored)
         self.down = row_parallel(build, split, ("down_proj", hidden), bias)
-        self.kind = activation_name(kind)
+        self.kind = gate_name(kind)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.ops.gated(self.gate_up(x), self.kind))

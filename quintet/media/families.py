@@ -216,6 +216,16 @@ FAMILIES = {
             ("input_features", "attention_mask"), placeholder="<so_embedding>", renamed=_MEL, **_SOUND
         ),
     }),
+    "minimax_m3_vl": MediaFamily({
+        **_images(
+            "pixel_values", "image_grid_thw", placeholder="]<]image[>[",
+            processor="minimax_m3_vl.MiniMaxM3VLImageProcessor",
+        ),
+        VIDEO: KindFacts(
+            ("pixel_values_videos", "video_grid_thw"), "get_video_features", "video_token_id", "]<]video[>[",
+            processor="minimax_m3_vl.MiniMaxM3VLVideoProcessor",
+        ),
+    }),
     "idefics2": MediaFamily(_images(*_MASKED, nested=True)),
     "deepseek_vl": MediaFamily(_images("pixel_values", placeholder="<image_placeholder>")),
     "janus": MediaFamily(_images("pixel_values", placeholder="<image_placeholder>")),

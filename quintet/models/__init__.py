@@ -61,6 +61,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_5": "qwen3_next",
+    "qwen4_exp": "qwen4_exp_text",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_5_moe_text": "qwen3_next",
     "qwen3_5_text": "qwen3_next",

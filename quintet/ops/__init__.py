@@ -16,6 +16,7 @@ from quintet.ops import (
     rotary,
     rows,
     sampling,
+    sparse,
     states,
     streams,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "rotary",
     "rows",
     "sampling",
+    "sparse",
     "states",
     "streams",
     "tokens",

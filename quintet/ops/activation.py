@@ -1,6 +1,7 @@
 """Specifications of the activations, by the names that checkpoints use."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,24 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": _relu2,
     "silu": functional.silu,
 }
+
+
+class ClampedGate(NamedTuple):
+    """The gate (up + shift) * gate * sigmoid(alpha * gate) of gated(), where gate is at most the limit, and up within
+    it (gpt-oss; OpenAI 2025). Its kind is the str of it, which gated() and experts take, and activate() does not."""
+
+    alpha: float
+    limit: float
+    shift: float
+
+    def __str__(self) -> str:
+        return f"clamped {self.alpha!r} {self.limit!r} {self.shift!r}"
+
+    @classmethod
+    def of(cls, kind: str) -> "ClampedGate | None":
+        """Returns what a kind names; None where it is an activation's."""
+        name, *numbers = kind.split(" ")
+        return cls(*map(float, numbers)) if name == "clamped" and len(numbers) == 3 else None
 
 
 class UnknownActivation(ValueError):
@@ -60,10 +79,14 @@ def split_limit(kind: str) -> tuple[str, float | None]:
 def gated(x: Tensor, kind: str) -> Tensor:
     """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020.
 
-    With a kind "silu<=10.0", gate is 10 at most, and up -10 to 10 (gpt-oss 2025, without its other changes).
+    With a kind "silu<=10.0", gate is 10 at most, and up -10 to 10 (gpt-oss 2025, without its other changes). A
+    ClampedGate's kind is computed in float32, and rounded once.
     """
     name, limit = split_limit(kind)
     gate, up = x.chunk(2, dim=-1)
+    if (clamp := ClampedGate.of(kind)) is not None:
+        gate, up = gate.float().clamp(max=clamp.limit), up.float().clamp(-clamp.limit, clamp.limit)
+        return ((up + clamp.shift) * (gate / (1 + (gate * -clamp.alpha).exp()))).to(x.dtype)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return KINDS[name](gate) * up

@@ -334,17 +334,19 @@ class PagedAttention(Mixer):
 
 
 class ChosenAttention(PagedAttention):
-    """write_kv, then chosen_attention: of a layer that is given what its tokens see."""
+    """write_kv, then chosen_attention or block_sparse_attention: of a layer that is given what its tokens see."""
 
     def __init__(self, spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> None:
         super().__init__(spec, ops, also)
-        self._attend_chosen = ops.chosen_attention
+        self._attend_chosen = ops.block_sparse_attention if spec.chosen_block else ops.chosen_attention
 
-    def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, sinks: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        kv = self._write(state[0], k, None, context)
-        return self._attend_chosen(q, kv, chosen, context, self._spec, sinks), (kv,)
+    def attend_chosen(  # noqa: PLR0913  # Mixer's
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, v: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        kv = self._write(state[0], k, v, context)
+        more = () if self._spec.chosen_block else (sinks,)
+        return self._attend_chosen(q, kv, chosen, context, self._spec, *more), (kv,)
 
 
 class TokenChoice(Mixer):

@@ -72,8 +72,10 @@ void check_request(const AttentionCall& call, const AttentionBatch& batch, long 
             throw std::invalid_argument("batch.positions of row " + std::to_string(token) + " does not rise");
         }
     }
-    for (long i = 0; i * call.page_size < length; ++i) {
-        check("batch.block_table", r, batch.block_table[r * batch.width + i], batch.pages - 1);
+    for (long table = r * batch.tables; table < (r + 1) * batch.tables; ++table) {
+        for (long i = 0; i * call.page_size < length; ++i) {
+            check("batch.block_table", r, batch.block_table[table * batch.width + i], batch.pages - 1);
+        }
     }
 }
 
@@ -138,7 +140,8 @@ AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const
     const long token = batch.query_start_loc[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
     const long left = batch.query_start_loc[low + 1] - token;
     const long kv_head = side / groups.slices;
-    return {batch.block_table + low * batch.width, token, left < groups.size ? left : groups.size, batch.seq_lens[low],
+    const long table = low * batch.tables + (batch.tables > 1 ? kv_head : 0);
+    return {batch.block_table + table * batch.width, token, left < groups.size ? left : groups.size, batch.seq_lens[low],
             kv_head, kv_head * heads + head, end - head};
 }
 

@@ -9,9 +9,10 @@ namespace quintet::cpu {
 struct AttentionBatch {
     const int32_t* query_start_loc;      // [R + 1]
     const int32_t* seq_lens;     // [R]
-    const int32_t* block_table;       // [R, width], pages
+    const int32_t* block_table;       // [R, tables, width], pages
     long tokens, requests, width;
     long pages;                 // of the cache
+    long tables = 1;            // of a request: one, or one for each KV head
 };
 
 // Fills call.out; the tokens past the last request's get zeros. A row of the result depends on its own request alone,

@@ -80,7 +80,8 @@ struct PagedAttention {
 
     void call(uintptr_t out, uintptr_t q, long q_stride, uintptr_t kv, long pages, uintptr_t positions,
               uintptr_t query_start_loc, uintptr_t seq_lens, uintptr_t block_table, long tokens, long requests, long width,
-              uintptr_t sinks, uintptr_t slopes) const {
+              uintptr_t sinks, uintptr_t slopes, long tables) const {
+        if (tables != 1 && tables != kv_heads) throw std::invalid_argument("tables are one, or one for each KV head");
         if (tokens < 0 || requests < 0 || width < 0 || pages < 0) {
             throw std::invalid_argument("sizes must be 0 or more");
         }
@@ -91,7 +92,7 @@ struct PagedAttention {
                          value_dim, window, chunk, shared_, causal, scale, softcap},
                         {at<const int32_t>(query_start_loc), at<const int32_t>(seq_lens),
                          at<const int32_t>(block_table), tokens,
-                         requests, width, pages},
+                         requests, width, pages, tables},
                         type, kind});
     }
 
@@ -176,8 +177,9 @@ void bind_attention(nb::module_& m) {
              nb::arg("pages"), nb::arg("positions"), nb::arg("query_start_loc"), nb::arg("seq_lens"),
              nb::arg("block_table"),
              nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("sinks"), nb::arg("slopes"),
+             nb::arg("tables") = 1,
              "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks and slopes or 0; sizes in "
-             "elements. ValueError for a batch that points outside its arrays.");
+             "elements; `tables` of a request, one or one for each KV head. ValueError for a batch that points outside its arrays.");
     nb::class_<WholeAttention>(m, "WholeAttention",
                                "One layer's attention within a step, whose requests are whole in it, on floats of 32 or 16 "
                                "bits; `brain`: bfloat16; `window` counts to both sides.")

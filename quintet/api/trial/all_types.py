@@ -23,12 +23,18 @@ GRACE = 10.0  # seconds for a process to end after its result
 _PRELOADED = ["quintet.api.trial.all_types", "quintet.api.llm", "transformers.modeling_utils"]
 
 
+_QWEN4_EXP: Mapping[str, Any] = {
+    "indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
+    "indexer_compress_ratio": 16, "ple_layer_ids": [1], "eos_token_id": 2,
+}  # fmt: skip
 # what default configs lack, and no model of the type is without
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "lfm2_moe": {"num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2},
+    "qwen4_exp": {"text_config": {"model_type": "qwen4_exp_text", **_QWEN4_EXP}},
+    "qwen4_exp_text": _QWEN4_EXP,
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
-from quintet.interface.types import AttentionSpec, HeadNorms, RotaryArgs
+from quintet.interface.types import AttentionSpec, BlockChoiceSpec, HeadNorms, RotaryArgs
 from quintet.ops.registry import Op
 
 
@@ -170,10 +170,58 @@ def chosen_attention(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{what}, sinks", (q, kv, chosen, context, replace(of, sinks=True), sinks)
 
 
+def choose_blocks(dtype: torch.dtype) -> Iterator[Case]:
+    """Fewer blocks than are seen, as many, and more; blocks of a page, of several, and of a part."""
+    for heads, page_size, block, count in ((3, 16, 16, 3), (1, 8, 32, 5), (4, 16, 4, 40)):
+        for local in (0, 1, 2):
+            of = BlockChoiceSpec("choose_blocks", 16, block, count, dtype, page_size, local)
+            for mix, requests in MIXES.items():
+                q, keys, context = _index_arguments(heads, page_size, requests, dtype)
+                what = f"{count} blocks of {block}, {local} local, {heads} heads, pages of {page_size}, {mix}"
+                yield what, (q, keys, context, of)
+
+
+def choose_mean_blocks(dtype: torch.dtype) -> Iterator[Case]:
+    angles = torch.arange(512)[:, None] * torch.linspace(0.1, 1, 4)
+    norms = HeadNorms(randn(16, dtype=dtype), randn(16, dtype=dtype), 1e-6, 1.0)
+    turn = RotaryArgs(torch.cat([angles.cos(), angles.sin()], -1), norms)
+    for heads, page_size, block, count in ((3, 16, 16, 3), (1, 8, 32, 5), (4, 16, 4, 40)):
+        of = BlockChoiceSpec("choose_mean_blocks", 16, block, count, dtype, page_size)
+        for mix, requests in MIXES.items():
+            q, keys, context = _index_arguments(heads, page_size, requests, dtype)
+            yield f"{count} blocks of {block}, {heads} heads, pages of {page_size}, {mix}", (q, keys, turn, context, of)
+
+
+def _index_arguments(
+    heads: int, page_size: int, requests: list[AttentionRequest], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Any]:
+    """Queries of an indexer, its keys, and the step."""
+    of = spec(heads, 1, 16, dtype=dtype, page_size=page_size, shared=16)
+    q, keys, context, *_ = paged_attention_arguments(of, requests, None)
+    return q, keys, context
+
+
+def block_sparse_attention(dtype: torch.dtype) -> Iterator[Case]:
+    """Blocks of each KV head's own, or the same for all."""
+    for heads, kv_heads, page_size, block, count in ((6, 3, 16, 16, 3), (4, 2, 8, 32, 5), (5, 1, 16, 4, 40)):
+        for mix, requests in MIXES.items():
+            of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, chosen=count, chosen_block=block)
+            q, kv, context, *_ = paged_attention_arguments(of, requests, None)
+            for groups in {1, kv_heads}:
+                choice = BlockChoiceSpec("choose_blocks", 16, block, count, dtype, page_size, 1)
+                keys = kv[:, :1, :1].contiguous()
+                chosen = Op.registry["choose_blocks"].reference(q[:, :groups], keys, context, choice)
+                what = f"{count} blocks of {block}, {heads} heads, {groups} of {kv_heads} choices, {mix}"
+                yield what, (q, kv, chosen, context, of)
+
+
 ATTENTION_OPS: dict[str, Cases] = {
     "attention": attention,
     "biased_attention": biased_attention,
     "choose_pools": choose_pools,
+    "block_sparse_attention": block_sparse_attention,
+    "choose_blocks": choose_blocks,
+    "choose_mean_blocks": choose_mean_blocks,
     "choose_tokens": choose_tokens,
     "chosen_attention": chosen_attention,
     "disentangled_attention": disentangled_attention,

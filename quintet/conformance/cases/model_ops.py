@@ -13,7 +13,7 @@ from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.interface.types import HeadNorms
 from quintet.interface.weights import Matrix
-from quintet.ops.activation import KINDS, with_limit
+from quintet.ops.activation import KINDS, ClampedGate, with_limit
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
 
@@ -35,6 +35,7 @@ TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the
         ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_pools", "choose_tokens"),
         (torch.int32,),
     ),
+    **dict.fromkeys(("choose_blocks", "choose_mean_blocks"), (torch.int32,)),
     **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
     "stream_gates": (torch.float32,),
 }
@@ -59,9 +60,9 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
 
 def gates(dtype: torch.dtype) -> Iterator[Case]:
     yield from activations(dtype)
-    kind = with_limit("silu", 1.5)
-    for rows, width in ((1, 2), (3, 74), (65, 130)):
-        yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
+    for kind in (with_limit("silu", 1.5), str(ClampedGate(1.702, 7.0, 1.0)), str(ClampedGate(1.0, 3.0, 0.0))):
+        for rows, width in ((1, 2), (3, 74), (65, 130)):
+            yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[Case]:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quintet.interface.platform import Mixer
-from quintet.interface.types import AttentionSpec, LayerSpec, StateSpec, TokenChoiceSpec
+from quintet.interface.types import AttentionSpec, BlockChoiceSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
 from quintet.ops.attention import TokenChoice
+from quintet.ops.sparse.blocks import BlockChoice
 from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
             f"platform {platform.name} has no attention to chosen tokens ('chosen' is not in optional_spec_fields), "
             f"and in requests of more than {spec.count} tokens {family} sees those that an indexer chooses; set "
             f"max_model_len to {spec.count} or less, or use device='cpu'"
+        )
+    if isinstance(spec, BlockChoiceSpec):
+        if "chosen_blocks" in supported:
+            return BlockChoice(spec, worker.ops)
+        most = spec.count * spec.block
+        raise ValueError(
+            f"platform {platform.name} has no attention to chosen blocks ('chosen_blocks' is not in "
+            f"optional_spec_fields), and in requests of more than {most} tokens {family} sees {spec.count} blocks of "
+            f"{spec.block} that an indexer chooses; set max_model_len to {most} or less, or use device='cpu'"
         )
     if isinstance(spec, StateSpec) and not platform.supports_states:
         raise ValueError(

@@ -39,6 +39,8 @@ class AttentionSizes:
     names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
     sinks: bool = False  # a logit of each head joins its softmax
+    chosen: int = 0  # of so many blocks, which an indexer chooses, a token sees the keys alone; 0: it sees all
+    chosen_block: int = 0  # tokens of each
     stored: CheckpointLayout = field(default_factory=CheckpointLayout)
     output_stored: CheckpointLayout = field(default_factory=CheckpointLayout)
 
@@ -66,6 +68,7 @@ class SelfAttention(nn.Module):
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
         self.sinks = Sinks(build, queries) if shape.sinks else None
+        self.indexer: nn.Module | None = None  # x [T, hidden], cache -> blocks [T, G, C] that its tokens see
         self.shares_kv = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
         self.key_scales = None
@@ -85,6 +88,8 @@ class SelfAttention(nn.Module):
             chunk=shape.chunk,
             softcap=shape.softcap,
             sinks=shape.sinks,
+            chosen=shape.chosen,
+            chosen_block=shape.chosen_block,
             alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
             kv_dtype=build.kv_dtype,
             causal=shape.causal and build.causal,
@@ -101,7 +106,13 @@ class SelfAttention(nn.Module):
 
     def _project_and_mix(self, x: Tensor, cache: StepState) -> Tensor:
         """Projects x and attends -> [T, H * D]."""
+        self._choose_blocks(x, cache)
         return self.mix(*self.project(x), cache)
+
+    def _choose_blocks(self, x: Tensor, cache: StepState) -> None:
+        """Has the indexer choose what the tokens of x see, where there is one."""
+        if self.indexer is not None:
+            cache.chosen = self.indexer(x, cache)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """Applies rotary to the q, k and v of project(), and attends -> [T, H * D]."""
@@ -119,13 +130,18 @@ class SelfAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """[T, heads, D] each -> [T, H * D]."""
-        sinks = self._sinks
         if self.key_scales is not None and self.k_norm is None:
             q, k = self.key_scales(q, k)
         if not self.kv_scales.enabled:
-            return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
-        mixed = self.mixing(*self.kv_scales.scale_inputs(q, k, v), cache, sinks)
+            return self._mixed(q, k, v, cache).reshape(q.shape[0], -1)
+        mixed = self._mixed(*self.kv_scales.scale_inputs(q, k, v), cache)
         return self.kv_scales.scale_output(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
+
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
+        if not self.spec.chosen:
+            return self.mixing(q, k, v, cache, self._sinks)
+        assert cache.chosen is not None, "a layer of chosen blocks has an indexer"
+        return self.mixing.attend_chosen(q, k, cache.chosen, cache, v)
 
     @property
     def _sinks(self) -> Tensor | None:
@@ -135,7 +151,12 @@ class SelfAttention(nn.Module):
         """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
         done."""
         apart = self.rotary is None or self.shares_kv or self.kv_scales.enabled or self.key_scales is not None
-        if apart or not self.mixing.mixer.fuses_rotary or type(self)._apply_rotary is not SelfAttention._apply_rotary:
+        if (
+            apart
+            or self.spec.chosen
+            or not self.mixing.mixer.fuses_rotary
+            or type(self)._apply_rotary is not SelfAttention._apply_rotary
+        ):
             return None
         assert self.rotary is not None
         return self.rotary.rotary_args(self.q_norm, self.k_norm)

@@ -159,7 +159,7 @@ class LatentAttention(nn.Module):
         sinks = None if self.sinks is None else self.sinks.logits
         if self._chosen:
             assert cache.chosen is not None, "the first layer has an indexer"
-            out = self.mixing.attend_chosen(q, k, cache.chosen, cache, sinks)
+            out = self.mixing.attend_chosen(q, k, cache.chosen, cache, sinks=sinks)
         else:
             out = self.mixing(q, k, None, cache, sinks)
         out = self.absorbed.project_values(out).reshape(tokens, -1)

@@ -12,7 +12,7 @@ from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, We
 from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated, vector_weight
 from quintet.layers.linear import ColumnParallelLinear
 from quintet.layers.lora_step import LORA_POOL, LoRAStep
-from quintet.layers.mlp import GatedMLP, activation_name
+from quintet.layers.mlp import GatedMLP, gate_name
 from quintet.layers.moe.expert_placement import RankExperts
 from quintet.layers.quantization import QuantizationPlan
 from quintet.ops.activation import with_limit
@@ -62,7 +62,7 @@ class Experts(Layer):
         """sizes: (hidden, features inside one expert). `transposed`: files that hold floats keep them [in, out]."""
         super().__init__(build, "experts")
         self._build, self._names, self._transposed = build, tuple(names), transposed
-        (self._hidden, self._width), self.kind = sizes, activation_name(kind)
+        (self._hidden, self._width), self.kind = sizes, gate_name(kind)
         self.comm = build.comm
         self.rank_experts: RankExperts | None = None
         self._inner = paired_shards(self._width, build.size)

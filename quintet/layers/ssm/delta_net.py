@@ -166,6 +166,7 @@ class GatedAttention(SelfAttention):
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         tokens, inner = x.shape[0], self._heads * self._head_dim
+        self._choose_blocks(x, cache)
         made = self.qkv(x)
         taken, gate = made.split([made.shape[1] - inner, inner], dim=-1)
         sizes = [inner, *[self._kv_heads * self._head_dim] * 2]

@@ -55,6 +55,7 @@ def _standing_in(functions: ModuleType) -> Iterator[None]:
     for name in names[:-1]:
         parent, _, last = name.rpartition(".")
         setattr(made[parent], last, made[name])
+    made["torchvision.transforms"].InterpolationMode = functions.InterpolationMode  # type: ignore[attr-defined]
     sys.modules.update(made)
     utils.is_torchvision_v2_available = lambda: True
     try:

@@ -41,6 +41,8 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows", "lora_experts"), ("native",)),
     **dict.fromkeys(("choose_pools", "choose_tokens", "chosen_attention", "paged_distance_attention"), ("torch",)),
+    **dict.fromkeys(("choose_blocks", "choose_mean_blocks"), ("torch",)),
+    "block_sparse_attention": ("native", "torch"),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

@@ -93,6 +93,19 @@ NEWER = {
             "encoder_hidden_size": 32, "vocab_size": 64}},
         token_entry="image_token_index", around="",
     ),
+    "minimax_m3_vl": Wrapper(
+        {"model_type": "minimax_m3_vl_text", "num_local_experts": 4, "num_experts_per_tok": 2,
+         "dense_intermediate_size": 96, "shared_intermediate_size": 32, "intermediate_size": 48,
+         "mlp_layer_types": ["dense", "sparse", "sparse"], "index_n_heads": 2, "index_head_dim": 16,
+         "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2], "index_block_size": 8, "index_topk_blocks": 2},
+        {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        QWEN_PIXELS, {}, {"projector_hidden_size": 64, "video_token_index": 259},
+        specials=("]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>["),
+        token_entry="image_token_index", options={"do_resize": True},  # frames, too, which stay as they are otherwise
+        video_processor={"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 64,
+                         "max_pixels": 1024, "vision_segment_max_frames": 1},
+    ),
     "minicpmv4_6": _minicpm(),
     "minicpmv4_7": replace(
         _minicpm(image_start_id=260, image_end_id=261, slice_start_id=262, slice_end_id=263, newline_id=10)

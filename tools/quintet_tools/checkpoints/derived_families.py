@@ -3,10 +3,20 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+from quintet_tools.checkpoints.block_sparse_families import BLOCK_SPARSE
 from quintet_tools.checkpoints.hyper_families import GROUPED as GROUPED
 from quintet_tools.checkpoints.hyper_families import HYPER_CONNECTED
 from quintet_tools.checkpoints.hyper_families import SPARSE as SPARSE
-from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, INKLING_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import (
+    DELTA,
+    GEMMA_4_VARIANTS,
+    INKLING_VARIANTS,
+    LATENT,
+    LFM3,
+    PLAIN,
+    SPACES,
+    WINDOW,
+)
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
@@ -55,10 +65,6 @@ OLMO_ROTARY = {
 }  # fmt: skip
 MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
-LFM3 = {
-    "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
-    "conv_L_cache": 7,
-}  # fmt: skip
 LFM2_MOE = {
     "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 7,
     "num_experts_per_tok": 3, "moe_intermediate_size": 61, "routed_scaling_factor": 1.5,
@@ -173,6 +179,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
         "no bias": {**PLAIN, **LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
     },
     **GEMMA_4_VARIANTS,
+    **BLOCK_SPARSE,
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},

@@ -124,3 +124,7 @@ GEMMA_4_VARIANTS = {
     },  # fmt: skip
     "gemma4_unified_text": {"plain": {**GEMMA_4_LARGE, "final_logit_softcapping": None}, "shared": GEMMA_4},
 }
+LFM3 = {
+    "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16,
+    "conv_L_cache": 7,
+}  # fmt: skip

@@ -17,6 +17,7 @@ from quintet.ops.attention import (
     write_kv,
 )
 from quintet.ops.distance_attention import disentangled_attention
+from quintet.ops.sparse.blocks import block_sparse_attention
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, missing
 
@@ -76,6 +77,41 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
         out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
         _address(starts), _address(group.seq_lens), _address(table), q.shape[0], table.shape[0], table.shape[1],
         0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def probe_blocks() -> str | None:
+    """The paged kernel, with tables of each KV head."""
+    if (why := probe()) is not None:
+        return why
+    known = "tables" in str(extension().PagedAttention.__call__.__doc__)
+    return None if known else "the compiled extension is older than this provider; build it again with `make`"
+
+
+@block_sparse_attention.provide("native", probe_blocks)
+def _block_sparse_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+    """Each token is a request of the paged kernel, and its blocks' pages are its tables. Blocks that are no whole
+    pages, and KV heads that see different numbers of places, are left to torch."""
+    (tokens, groups, count), block, own = chosen.shape, spec.chosen_block, context.batch.positions
+    each = block // spec.page_size
+    known = (chosen >= 0).sum(-1)
+    last = chosen.gather(-1, (known - 1).clamp(min=0)[..., None])[..., 0]
+    lengths = (known - 1) * block + (own[:, None] + 1 - last * block).clamp(max=block)  # [T, G]
+    starts = torch.arange(tokens + 1, dtype=torch.int32).clamp_(max=int(context.batch.query_start_loc[-1]))
+    if block % spec.page_size or (lengths != lengths[:, :1]).any() or (lengths[: int(starts[-1])] < 1).any():
+        other: Tensor = block_sparse_attention.providers["torch"](q, kv, chosen, context, spec)
+        return other
+    if kv.shape[1:] != page_shape(spec) or kv.dtype != spec.cache_dtype or not kv.is_contiguous():
+        raise ValueError(f"a cache of {tuple(kv.shape)} {kv.dtype} does not fit {spec}")
+    rows = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq).long()  # [T, N]
+    places = (chosen.long()[..., None] * each + torch.arange(each)).reshape(tokens, -1).clamp_(0, rows.shape[1] - 1)
+    tables = rows.gather(1, places).to(torch.int32)  # [T, G count each]; what is behind `lengths` is not read
+    q, lengths = _rows(q, q.dtype), lengths[:, 0].to(torch.int32).contiguous()
+    out, positions = empty(q.shape, q.dtype), lengths - 1
+    _layer(spec, q.dtype)(
+        out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(positions), _address(starts),
+        _address(lengths), _address(tables), tokens, tokens, count * each, 0, 0, groups,
     )  # fmt: skip
     return out
 

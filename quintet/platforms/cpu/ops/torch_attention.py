@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, StepContext
+from quintet.interface.types import AttentionSpec, BlockChoiceSpec, RotaryArgs, StepContext
 from quintet.ops.attention import choose_pools, choose_tokens, chosen_attention, from_cache_rows, paged_attention
 from quintet.ops.distance_attention import paged_distance_attention
+from quintet.ops.sparse.blocks import block_sparse_attention, choose_blocks, choose_mean_blocks, mean_keys
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -258,6 +259,71 @@ def _chosen_attention(
             if sinks is not None:
                 scores = torch.cat([scores, sinks.float()[:, None]], -1)
             out[index] = scores.softmax(-1)[:, : len(k)] @ k[:, : spec.value_dim]
+    return out
+
+
+@choose_blocks.provide("torch")
+def _choose_blocks(q: Tensor, keys: Tensor, context: StepContext, spec: BlockChoiceSpec) -> Tensor:
+    size, table, block = keys.shape[3], context.group.block_table, spec.block
+    out = torch.full((*q.shape[:2], min(spec.count, -(-table.shape[1] * size // block))), -1, dtype=torch.int32)
+    for row, first, positions in _rows_of(context):
+        k = keys[table[row, : positions[-1] // size + 1], 0, 0].flatten(0, 1).float()  # [S, D]
+        for index, position in enumerate(positions, first):
+            num = position // block + 1
+            if num <= spec.count:
+                out[index, :, :num] = torch.arange(num, dtype=torch.int32)
+                continue
+            scores = (k[: position + 1] @ q[index].float().t()).t()
+            scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
+            scores = torch.nn.functional.pad(scores, (0, num * block - position - 1), value=-math.inf)
+            scores = scores.unflatten(1, (num, block)).amax(-1)
+            scores[:, max(num - spec.local, 0) :] = math.inf
+            out[index] = _highest(scores, spec.count)
+    return out
+
+
+@choose_mean_blocks.provide("torch")
+def _choose_mean_blocks(
+    q: Tensor, keys: Tensor, turn: RotaryArgs, context: StepContext, spec: BlockChoiceSpec
+) -> Tensor:
+    size, table, block = keys.shape[3], context.group.block_table, spec.block
+    out = torch.full((len(q), 1, 1 + min(spec.count, -(-table.shape[1] * size // block))), -1, dtype=torch.int32)
+    for row, first, positions in _rows_of(context):
+        whole = (positions[-1] + 1) // block  # complete blocks
+        k = keys[table[row, : positions[-1] // size + 1], 0, 0].flatten(0, 1)[: whole * block]
+        k = mean_keys(k.unflatten(0, (whole, block)), turn, keys.dtype).float()  # [N, D]
+        for index, position in enumerate(positions, first):
+            num, rest = divmod(position + 1, block)
+            if num <= spec.count:
+                out[index, 0, : num + (rest > 0)] = torch.arange(num + (rest > 0), dtype=torch.int32)
+                continue
+            scores = (k[:num] @ q[index].float().t()).clamp_(min=0).sum(1)
+            scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)
+            out[index, 0, : spec.count] = _highest(scores[None], spec.count)[0]
+            if rest:
+                out[index, 0, spec.count] = num
+    return out
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """Places of the `count` highest of each row, ascending; of equal ones the earlier counts as higher."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values.to(torch.int32)
+
+
+@block_sparse_attention.provide("torch")
+def _block_sparse_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+    out, table, size = torch.empty_like(q), context.group.block_table.long(), spec.page_size
+    within, group = torch.arange(spec.chosen_block), spec.heads // spec.kv_heads
+    for row, first, positions in _rows_of(context):
+        for index, position in enumerate(positions, first):
+            for head in range(spec.kv_heads):
+                blocks = chosen[index, head % chosen.shape[1]].long()
+                places = (blocks[blocks >= 0, None] * spec.chosen_block + within).flatten()
+                places = places[places <= position]
+                pages, own = table[row][places // size], slice(head * group, (head + 1) * group)
+                k, v = (from_cache_rows(kv[pages, side, head, places % size], q.shape[2]) for side in (0, 1))
+                scores = (q[index, own].float() * spec.scale) @ k.t()
+                out[index, own] = (scores.softmax(-1) @ v).to(q.dtype)
     return out
 
 

@@ -44,6 +44,10 @@ def gated(x: jax.Array, kind: str) -> jax.Array:
     """x [T, 2 I], gate beside up -> [T, I]."""
     name, limit = activation.split_limit(kind)
     gate, up = jnp.split(x, 2, axis=-1)
+    if (clamp := activation.ClampedGate.of(kind)) is not None:
+        gate, up = (each.astype(jnp.float32) for each in (gate, up))
+        gate, up = jnp.minimum(gate, clamp.limit), jnp.clip(up, -clamp.limit, clamp.limit)
+        return ((up + clamp.shift) * (gate / (1 + jnp.exp(gate * -clamp.alpha)))).astype(x.dtype)
     if limit is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return activate(gate, name) * up
