@@ -6,17 +6,18 @@ from torch import Tensor, nn
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, even_shards
 from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
-from quintet.ops.activation import KINDS, UnknownActivation
+from quintet.ops.activation import KINDS, UnknownActivation, split_limit, with_limit
 
 ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
 
 def activation_name(kind: str) -> str:
-    """The activation's name, or UnknownActivation with those that there are."""
-    kind = ACTIVATION_ALIASES.get(kind, kind)
-    if kind not in KINDS:
-        raise UnknownActivation(kind, KINDS)
-    return kind
+    """The activation's name, with its limit if it has one (with_limit()); UnknownActivation for no name."""
+    name, limit = split_limit(kind)
+    name = ACTIVATION_ALIASES.get(name, name)
+    if name not in KINDS:
+        raise UnknownActivation(name, KINDS)
+    return with_limit(name, limit)
 
 
 class GatedMLP(Layer):

@@ -42,11 +42,31 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return KINDS[kind](x)
 
 
+LIMIT = "<="  # between an activation's name and the limit of its gates
+
+
+def with_limit(kind: str, limit: float | None) -> str:
+    """Returns gated()'s kind whose gate is at most the limit and whose up is within it; `kind` itself for None."""
+    return kind if limit is None else f"{kind}{LIMIT}{limit}"
+
+
+def split_limit(kind: str) -> tuple[str, float | None]:
+    """with_limit() undone: the activation's name, and the limit or None."""
+    name, _, limit = kind.partition(LIMIT)
+    return name, float(limit) if limit else None
+
+
 @Op
 def gated(x: Tensor, kind: str) -> Tensor:
-    """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020."""
+    """kind(gate) * up, where x [T, 2 I] is gate beside up -> [T, I]; Shazeer 2020.
+
+    With a kind "silu<=10.0", gate is 10 at most, and up -10 to 10 (gpt-oss 2025, without its other changes).
+    """
+    name, limit = split_limit(kind)
     gate, up = x.chunk(2, dim=-1)
-    return KINDS[kind](gate) * up
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return KINDS[name](gate) * up
 
 
 @Op

@@ -13,7 +13,7 @@ from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.interface.types import HeadNorms
 from quintet.interface.weights import Matrix
-from quintet.ops.activation import KINDS
+from quintet.ops.activation import KINDS, with_limit
 from quintet.ops.linear import KINDS as FORMS
 from quintet.ops.registry import of_kind
 
@@ -35,6 +35,7 @@ TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the
         ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_tokens"), (torch.int32,)
     ),
     **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
+    "stream_gates": (torch.float32,),
 }
 
 
@@ -53,6 +54,13 @@ def activations(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
         if kind != "relu2":  # has none, and its squares would overflow
             yield f"{kind} of numbers whose exponentials overflow", (randn(2, 74, dtype=dtype, scale=50.0), kind)
+
+
+def gates(dtype: torch.dtype) -> Iterator[Case]:
+    yield from activations(dtype)
+    kind = with_limit("silu", 1.5)
+    for rows, width in ((1, 2), (3, 74), (65, 130)):
+        yield f"{kind} {rows}x{width}", (randn(rows, width, dtype=dtype, scale=4.0), kind)
 
 
 def rms_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -202,7 +210,8 @@ def experts(dtype: torch.dtype) -> Iterator[Case]:
         for what, chosen in (("", ids), (", one for all", ids * 0), (", some on another rank", ids * 2 - 2)):
             yield f"{tokens} tokens, {k} of {num}{what}", (x, gate_up, down, weights, chosen, "silu")
         yield f"{tokens} tokens, {k} of {num}, all on another rank", (x, gate_up, down, weights, ids * 0 - 1, "silu")
-        yield f"{tokens} tokens, {k} of {num}, gelu", (x, gate_up, down, weights, ids, "gelu")
+        for kind in ("gelu", with_limit("silu", 0.5)):
+            yield f"{tokens} tokens, {k} of {num}, {kind}", (x, gate_up, down, weights, ids, kind)
 
 
 def ungated_experts(dtype: torch.dtype) -> Iterator[Case]:
@@ -272,7 +281,7 @@ CASES: dict[str, Cases] = {
     "embedding": embedding,
     "experts": experts,
     "lora_experts": lambda dtype: lora_experts(experts, dtype),
-    "gated": activations,
+    "gated": gates,
     "gather_pages": gather_pages,
     "grouped_linear": grouped_linear,
     "layer_norm": layer_norm,

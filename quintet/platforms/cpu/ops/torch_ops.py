@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import Matrix
-from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.activation import KINDS, activate, gated, split_limit
 from quintet.ops.heads import by_heads
 from quintet.ops.linear import linear
 from quintet.ops.moe import biased_experts, clamped, expert_matrix, experts
@@ -84,8 +84,11 @@ def _activate(x: Tensor, kind: str) -> Tensor:
 
 @gated.provide("torch")
 def _gated(x: Tensor, kind: str) -> Tensor:
+    name, limit = split_limit(kind)
     gate, up = x.chunk(2, dim=-1)
-    return _activate(gate, kind) * up
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return _activate(gate, name) * up
 
 
 @experts.provide("torch")

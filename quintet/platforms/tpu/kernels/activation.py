@@ -42,5 +42,8 @@ def activate(x: jax.Array, kind: str) -> jax.Array:
 @serve(activation.gated, static=("kind",))
 def gated(x: jax.Array, kind: str) -> jax.Array:
     """x [T, 2 I], gate beside up -> [T, I]."""
+    name, limit = activation.split_limit(kind)
     gate, up = jnp.split(x, 2, axis=-1)
-    return activate(gate, kind) * up
+    if limit is not None:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return activate(gate, name) * up
