@@ -255,6 +255,9 @@ class AttentionSpec:
     # platform is asked for it only if Platform.optional_spec_fields names it
     chosen: int = 0
     ahead: bool = True  # with Inputs.until, its tokens see some after them (Gemma 4: in windowed layers alone)
+    # beside its window a token sees entries made of so many tokens each, and K is V (DeepSeek-V4); 0: the window alone;
+    # None: layers of any other kind. A platform's mixer() is not asked for it: see Platform.optional_spec_fields
+    rate: int | None = None
 
     def __post_init__(self) -> None:
         assert not self.chosen or (self.shared and self.kv_heads == 1), "tokens are chosen among latents"
@@ -281,6 +284,7 @@ class TokenChoiceSpec:
     count: int
     dtype: torch.dtype
     page_size: int
+    rate: int = 0  # not 0: of compressed entries, each made of so many tokens (DeepSeek-V4), and not of tokens
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from quintet.ops import (
     activation,
     attention,
+    compressed,
     elementwise,
     embedding,
     heads,
@@ -28,6 +29,7 @@ __all__ = [
     "activation",
     "attention",
     "bind",
+    "compressed",
     "elementwise",
     "embedding",
     "heads",

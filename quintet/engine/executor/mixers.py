@@ -8,16 +8,21 @@ from quintet.interface.platform import Mixer
 from quintet.interface.types import AttentionSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
 from quintet.ops.attention import TokenChoice
-from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS
+from quintet.ops.compressed.attention import CompressedAttentionMixer, EntryChoice
+from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS, StateMixer
 
 if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
+
+COMPRESSING = frozenset({"pool_windows", "recent_rows"})  # ops of states that layers with compressed entries keep
 
 
 def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
     """Returns the mixer of a layer: the platform's, or an indexer of the bound ops. ValueError where a layer has what
     the platform does not know of."""
     platform, supported = worker.platform, worker.platform.optional_spec_fields
+    if compresses(spec):
+        return _compressing_mixer(worker, spec, family)
     if isinstance(spec, TokenChoiceSpec):
         if "chosen" in supported:
             return TokenChoice(spec, worker.ops)
@@ -42,6 +47,25 @@ def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
             f"{spec.chunk} tokens; run this model on another platform"
         )
     return platform.mixer(spec, worker.ops, worker.rank_info.rank)
+
+
+def compresses(spec: LayerSpec) -> bool:
+    """Returns whether the layer has, or makes, compressed entries of tokens."""
+    if isinstance(spec, StateSpec):
+        return spec.op in COMPRESSING
+    return spec.rate is not None if isinstance(spec, AttentionSpec) else spec.rate > 0
+
+
+def _compressing_mixer(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
+    platform = worker.platform
+    if "compressed" not in platform.optional_spec_fields:
+        raise ValueError(
+            f"platform {platform.name} has no attention to compressed entries ('compressed' is not in "
+            f"optional_spec_fields), and layers of {family} read them; run this model with device='cpu'"
+        )
+    if isinstance(spec, StateSpec):
+        return StateMixer(spec, worker.ops)
+    return (CompressedAttentionMixer if isinstance(spec, AttentionSpec) else EntryChoice)(spec, worker.ops)
 
 
 def kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:

@@ -125,7 +125,7 @@ class CPU(Platform):
     name = "cpu"
     op_priority = providers.PRIORITY
     supports_states = True
-    optional_spec_fields = frozenset({"chosen", "chunk", "cross", "max_drafts", "until"})
+    optional_spec_fields = frozenset({"chosen", "chunk", "compressed", "cross", "max_drafts", "until"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
