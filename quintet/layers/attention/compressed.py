@@ -4,7 +4,7 @@ What a request keeps is not a row for each token: the rows of a window and what 
 whole yet are a state of fixed size, and pages hold entries alone. docs/decisions.md says why.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from quintet.layers.build import BuildContext, Layer, Shards, even_shards, repli
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
+from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.rope import Rotary
 from quintet.ops.compressed.attention import WindowRows
 
@@ -83,14 +84,14 @@ class LastRotary(Rotary):
 
 class EntryPooling(Layer):
     """x [T, hidden] -> the entry that each token ends [T, D], turned by its first token's position; other rows are of
-    no entry."""
+    no entry. Its products are floats, as published files of fp8 have them."""
 
     def __init__(self, build: BuildContext, sizes: CompressedSizes, dim: int, rotary: LastRotary) -> None:
         super().__init__(build)
         self._build, self._rate, self._dim = build, sizes.rate, dim
         self._wide = dim * (2 if sizes.sparse else 1)  # numbers of a token
-        each = replicated(self._wide, build.size)
-        self.inputs = column_parallel(build, sizes.hidden, {"kv_proj": each, "gate_proj": each})
+        each, self._floats = replicated(self._wide, build.size), replace(build, quantization=QuantizationPlan())
+        self.inputs = column_parallel(self._floats, sizes.hidden, {"kv_proj": each, "gate_proj": each})
         self.kv_norm = RMSNorm(build, dim, sizes.eps)
         self.rotary = rotary
         self.pooling = build.make_mixer(StateSpec("pool_windows", (9 if sizes.sparse else 3, dim)))
@@ -103,8 +104,8 @@ class EntryPooling(Layer):
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         kv, gate = self.inputs(x).chunk(2, dim=-1)
-        pooled = self.kv_norm(self.pooling.run_state_op(cache, kv, gate, self.position_bias))
-        return self.rotary.turn(pooled[:, None], cache, shift=self._rate - 1)[:, 0]
+        pooled = self.pooling.run_state_op(cache, kv, gate, self.position_bias).to(x.dtype)
+        return self.rotary.turn(self.kv_norm(pooled)[:, None], cache, shift=self._rate - 1)[:, 0]
 
 
 class EntryIndexer(EntryPooling):
@@ -118,7 +119,7 @@ class EntryIndexer(EntryPooling):
             build, sizes.q_lora_rank, {"q_b_proj": replicated(self._heads * dim, build.size)}
         )
         self.head_weights = column_parallel(
-            build, sizes.hidden, {"scorer.weights_proj": replicated(self._heads, build.size)}
+            self._floats, sizes.hidden, {"scorer.weights_proj": replicated(self._heads, build.size)}
         )
         spec = TokenChoiceSpec(dim, sizes.index_topk, build.dtype, build.page_size, sizes.rate)
         self.mixing = build.make_mixer(spec)

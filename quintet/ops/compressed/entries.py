@@ -48,12 +48,12 @@ def recent_rows(x: Tensor, state: Tensor, context: StepContext) -> tuple[Tensor,
 @Op
 def pool_windows(kv: Tensor, gate: Tensor, bias: Tensor, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """Each window's mean of kv [T, S D], number by number by the softmax of gate [T, S D] + bias [rate, S D] -> [T, D]
-    in kv's type at the tokens that end a window, 0 at others, and the state.
+    float32 at the tokens that end a window, 0 at others, and the state.
 
     With S 2, an entry is of the second half of its own window's numbers and the first half of those of the window
     before. state [units, 3, D] float32 is the largest gate, the sum of weights and the weighted sum of a window that is
     not full yet; with S 2 [units, 9, D]: the same of the first half in the window before, and of both halves in its own.
-    All in float32, token by token in one order, rounded once.
+    Token by token, in one order.
     """
     rate, dim, positions = len(bias), state.shape[2], context.batch.positions
 
@@ -74,7 +74,7 @@ def pool_windows(kv: Tensor, gate: Tensor, bias: Tensor, state: Tensor, context:
         return out, after, after
 
     pooled, kept, _ = _scan_tokens(step, _read_states(state, context), context)
-    return pooled.to(kv.dtype), _write_states(state, kept, context)
+    return pooled, _write_states(state, kept, context)
 
 
 def join_windows(x: Tensor, y: Tensor) -> Tensor:

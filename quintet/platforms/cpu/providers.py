@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quintet.platforms.cpu.ops import (  # noqa: F401
     attention,
+    compressed,
     elementwise,
     embedding,
     float8,
@@ -40,6 +41,8 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows", "lora_experts"), ("native",)),
     **dict.fromkeys(("choose_tokens", "chosen_attention"), ("torch",)),
+    **dict.fromkeys(("recent_rows", "pool_windows", "write_entries", "choose_entries"), ("torch",)),
+    **dict.fromkeys(("compressed_attention", "rotate_last", "route_softplus", "route_hashed"), ("torch",)),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

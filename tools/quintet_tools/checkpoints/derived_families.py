@@ -47,6 +47,16 @@ SPARSE = {
     "num_key_value_heads": 6, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
+DEEPSEEK_V4 = {
+    **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 16, "partial_rotary_factor": 0.5,
+    "q_lora_rank": 28, "o_groups": 3, "o_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "sliding_window": WINDOW, "index_head_dim": 16, "index_n_heads": 32, "index_topk": 6, "hc_mult": 3,
+    "hc_sinkhorn_iters": 4, "swiglu_limit": 1.5, "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 24},
+    "layer_types": [
+        "sliding_attention", "heavily_compressed_attention", *["compressed_sparse_attention"] * 2,
+    ],
+}  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 KIMI_LINEAR = {
     "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,

@@ -163,27 +163,31 @@ def _choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContex
     size, table = keys.shape[3], context.group.block_table
     count = min(count, table.shape[1] * size)
     out = torch.full((len(q), count), -1, dtype=torch.int32)
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         k = keys[table[row, : -(-(positions[-1] + 1) // size)], 0, 0].flatten(0, 1).float()  # [S, D]
         for index, position in enumerate(positions, first):
-            seen = position + 1
-            if seen <= count:
-                out[index, :seen] = torch.arange(seen, dtype=torch.int32)
-                continue
-            scores = (k[:seen] @ q[index].float().t()).clamp_(min=0) @ weights[index]
-            scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
-            least = scores.topk(count).values[-1]
-            higher, equal = scores > least, scores == least
-            equal &= equal.cumsum(0) <= count - higher.sum()
-            out[index] = (higher | equal).nonzero()[:, 0]
+            chosen = highest(k[: position + 1], q[index], weights[index], count)
+            out[index, : len(chosen)] = chosen
     return out
+
+
+def highest(keys: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Places of the keys [S, D] that score highest for one token, ascending: `count`, or as many as there are."""
+    if len(keys) <= count:
+        return torch.arange(len(keys), dtype=torch.int32)
+    scores = (keys @ q.float().t()).clamp_(min=0) @ weights
+    scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
+    least = scores.topk(count).values[-1]
+    higher, equal = scores > least, scores == least
+    equal &= equal.cumsum(0) <= count - higher.sum()
+    return (higher | equal).nonzero()[:, 0]
 
 
 @chosen_attention.provide("torch")
 def _chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
     """Token by token: a token reads the rows that were chosen for it, and no other."""
     out, table, size = q.new_empty((*q.shape[:2], spec.value_dim)), context.group.block_table.long(), spec.page_size
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         for index, position in enumerate(positions, first):
             places = chosen[index, : position + 1].long()
             k = from_cache_rows(kv[table[row][places // size], 0, 0, places % size], q.shape[2])  # [C, D]
@@ -192,7 +196,7 @@ def _chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContex
     return out
 
 
-def _rows_of(context: StepContext) -> Iterator[tuple[int, int, list[int]]]:
+def rows_of(context: StepContext) -> Iterator[tuple[int, int, list[int]]]:
     """Yields each request's row, its first token in the step, and the positions of its tokens."""
     starts, positions = context.batch.query_start_loc.tolist(), context.batch.positions.tolist()
     for row, (first, last) in enumerate(itertools.pairwise(starts)):
