@@ -20,7 +20,7 @@ def snapshot() -> str:
     for module in MODULES:
         lines += [f"# quintet/{module}", *_members(_tree(PACKAGE / module).body, ""), ""]
     lines.append("# quintet/ops")
-    for path in sorted((PACKAGE / "ops").glob("*.py")):
+    for path in sorted((PACKAGE / "ops").rglob("*.py")):
         for node in _tree(path).body:
             marks = _decorators(node) if isinstance(node, Function) else []
             if isinstance(node, Function) and marks and marks[0].startswith("Op"):

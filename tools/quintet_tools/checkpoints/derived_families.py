@@ -340,6 +340,10 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
     "axk2": {"plain": {**PLAIN, **GROUPED, **SPARSE, "gated_norm_rank": 5, "index_topk": LENGTH}},
     "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
+    "deepseek_v4": {
+        "plain": DEEPSEEK_V4,
+        "few streams": {**DEEPSEEK_V4, "hc_mult": 1, "hc_sinkhorn_iters": 1, "swiglu_limit": 0.5},
+    },
     "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},
     "glm4_moe": {
