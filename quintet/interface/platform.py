@@ -190,7 +190,7 @@ class Mixer(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no rows of an encoder")
 
     def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Same as __call__() of a layer with AttentionSpec.chosen; `chosen`: see the op choose_tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no attention to chosen tokens")

@@ -120,9 +120,12 @@ class LayerMixer:
         cache.replace(self.tensor_indices, state)
         return out
 
-    def attend_chosen(self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState) -> Tensor:
+    def attend_chosen(
+        self, q: Tensor, k: Tensor, chosen: Tensor, cache: StepState, sinks: Tensor | None = None
+    ) -> Tensor:
         """q [T, H, D], k [T, 1, D] and the places that each token sees -> [T, H, value_dim]."""
-        out, state = self.mixer.attend_chosen(q, k, chosen, cache.tensors_at(self.tensor_indices), self._context(cache))
+        tensors, context = cache.tensors_at(self.tensor_indices), self._context(cache)
+        out, state = self.mixer.attend_chosen(q, k, chosen, tensors, context, sinks)
         cache.replace(self.tensor_indices, state)
         return out
 

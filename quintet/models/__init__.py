@@ -38,6 +38,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "m2m_100": "bart",
     "marian": "bart",
     "mbart": "bart",
+    "mistral_large4_text": "mistral_large4",
     "modernbert-decoder": "modernbert_decoder",
     "new": "gte",
     "nomic_bert_moe": "nomic_bert",

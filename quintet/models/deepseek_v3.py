@@ -37,7 +37,11 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         assert rotary is not None
-        return self.latent_attention(build, MLASizes.from_config(config), rotary)
+        return self.latent_attention(build, self._latent_sizes(config), rotary)
+
+    def _latent_sizes(self, config: Any) -> MLASizes:
+        """Returns the sizes of a layer's attention."""
+        return MLASizes.from_config(config)
 
     def _mlp(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return super()._mlp(config, build, index) if dense(config, index) else MoE(build, self.mixture(config))

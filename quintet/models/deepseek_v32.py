@@ -5,7 +5,6 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.indexer import IndexerSizes, TokenIndexer
-from quintet.layers.attention.mla import MLASizes
 from quintet.layers.build import BuildContext
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
@@ -17,6 +16,8 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     """DeepSeek-V3 whose tokens see index_topk tokens at most, which a layer's indexer chooses. Where no request is
     longer, attention is DeepSeek-V3's, and the indexers' weights are not read. Layers of GLM-5 without an indexer
     ("shared") see what the last one before chose."""
+
+    _of_indexers: Rotary  # shared by the layers, where it is not attention's
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         self._sparse = build.max_model_len > config.index_topk
@@ -41,15 +42,18 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
         if not self._sparse:
             return super()._attention(config, build, index, rotary)
         assert rotary is not None
-        if index == 0 and config.model_type != "glm_moe_dsa":  # turns halves, where attention turns neighbours
-            self._of_indexers = Rotary(
-                build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings
-            )
-        indexer = None
-        if self._indexers(config)[index] == "full":
-            turn = rotary if config.model_type == "glm_moe_dsa" else self._of_indexers
-            indexer = TokenIndexer(build, IndexerSizes.from_config(config), turn)
-        return self.latent_attention(build, MLASizes.from_config(config), rotary, config.index_topk, indexer)
+        full = self._indexers(config)[index] == "full"
+        indexer = self._indexer(config, build, rotary) if full else None
+        return self.latent_attention(build, self._latent_sizes(config), rotary, config.index_topk, indexer)
+
+    def _indexer(self, config: Any, build: BuildContext, rotary: Rotary) -> TokenIndexer:
+        """Builds a layer's indexer; `rotary` is attention's."""
+        if config.model_type != "glm_moe_dsa":  # turns halves, where attention turns neighbours
+            if not hasattr(self, "_of_indexers"):
+                trained = config.max_position_embeddings
+                self._of_indexers = Rotary(build, config.qk_rope_head_dim, config.rope_parameters, trained)
+            rotary = self._of_indexers
+        return TokenIndexer(build, IndexerSizes.from_config(config), rotary)
 
     @staticmethod
     def _indexers(config: Any) -> list[str]:

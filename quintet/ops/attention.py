@@ -164,18 +164,20 @@ def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext
 
 
 @Op
-def chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+def chosen_attention(
+    q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """q [T, H, D] over the places `chosen` [T, C] of each token's request alone, those from 0 -> [T, H, value_dim]:
     sparse attention, of what choose_tokens has chosen.
 
-    kv [P, 1, 1, page_size, row_width] as paged_attention has it where V is part of K.
+    kv [P, 1, 1, page_size, row_width] as paged_attention has it where V is part of K; sinks [H], if the spec has them.
     """
     seen, places = chosen >= 0, chosen.clamp(min=0).long()
     tables = torch.index_select(context.group.block_table, 0, context.batch.token_to_seq).long()
     pages = torch.gather(tables, 1, torch.div(places, spec.page_size, rounding_mode="floor"))
     k = from_cache_rows(kv[pages, 0, 0, places % spec.page_size], q.shape[2])[:, :, None]  # [T, C, 1, D]
     return _masked_attention(
-        q, k, k[..., : spec.value_dim], (places - context.batch.positions[:, None], seen), (spec, None)
+        q, k, k[..., : spec.value_dim], (places - context.batch.positions[:, None], seen), (spec, sinks)
     )
 
 
@@ -296,10 +298,10 @@ class ChosenAttention(PagedAttention):
         self._attend_chosen = ops.chosen_attention
 
     def attend_chosen(
-        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext
+        self, q: Tensor, k: Tensor, chosen: Tensor, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         kv = self._write(state[0], k, None, context)
-        return self._attend_chosen(q, kv, chosen, context, self._spec), (kv,)
+        return self._attend_chosen(q, kv, chosen, context, self._spec, sinks), (kv,)
 
 
 class TokenChoice(Mixer):

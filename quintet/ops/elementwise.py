@@ -31,6 +31,14 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
 
 
 @Op
+def scale_by_length(x: Tensor, positions: Tensor, factors: Tensor, bias: Tensor) -> Tensor:
+    """x [T, H, D], each head times factor * log(position + 1) + bias; positions [T], factors and bias [H] float32. In
+    float32, rounded once. Scalable softmax (Nakanishi 2025)."""
+    grown = (positions + 1).float().log()[:, None] * factors + bias
+    return (x.float() * grown[:, :, None]).to(x.dtype)
+
+
+@Op
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in float32, rounded once (Gemma 2). May overwrite x; callers use what it returns."""
     return ((x.float() / cap).tanh() * cap).to(x.dtype)

@@ -155,7 +155,7 @@ void bind_layers(nb::module_& m) {
           "The same without norms, where neighbours are paired: the results have the first of each pair, then the second.");
     m.def("elementwise", &compute, nb::arg("kind"), nb::arg("op"), nb::arg("gated"), nb::arg("out"), nb::arg("x"),
           nb::arg("y"), nb::arg("rows"), nb::arg("width"), nb::arg("x_stride"), nb::arg("y_stride"), nb::arg("factor"),
-          "ELEMENTWISE[op] of x [rows, width]; `gated`: an activation, times y.");
+          "ELEMENTWISE[op] of x [rows, width]; `gated`: an activation, times y; `factor` is the limit of both, or 0.");
     m.def("scale_heads", &heads, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("factors"), nb::arg("tokens"),
           nb::arg("heads"), nb::arg("groups"), nb::arg("dim"), nb::arg("token_stride"), nb::arg("head_stride"),
           "x [tokens, heads, dim], strides in elements, each head times its factor (float32 [groups]), into out, which is "

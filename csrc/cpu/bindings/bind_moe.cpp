@@ -153,7 +153,7 @@ void bind_moe(nb::module_& m) {
           "x [tokens, hidden] through the gated experts of each token, added up by float32 weights [tokens, k] in the order "
           "of k. Scratch: `first` [tokens k, max(hidden, inner)], `second` [tokens k, max(hidden, 2 inner)], int32 "
           "`numbers` [tokens k + 2 experts], and with adapters 2 tokens k more. With biases [experts, 2 inner] and [experts, hidden], outputs of gate and up take "
-          "turns, and what comes out of them is (up + 1) * gate * sigmoid(alpha * gate), both within the limit. `lora`: empty, "
+          "turns, and what comes out of them is (up + 1) * gate * sigmoid(alpha * gate), both within the limit; without biases the limit, if it is not 0, holds for gate and up before the activation. `lora`: empty, "
           "or the addresses and sizes of adapters in the order of ExpertsLora in csrc/cpu/moe/moe.h.");
 }
 

@@ -10,7 +10,7 @@ struct ElementwiseCall {
     const void* x;  // [rows, width]
     const void* y;  // [rows, width], where two are joined
     long rows, width, x_stride, y_stride;  // from row to row
-    float factor;
+    float factor;  // see kernels/elementwise.h
     FloatType type;
     Elementwise op;
 };

@@ -8,7 +8,8 @@ namespace quintet::cpu {
 enum class Elementwise { gelu, gelu_tanh, relu, relu2, silu, add, scale, softcap };
 constexpr int kElementwise = 8, kActivations = 5;  // the activations come first
 
-// out[i] of x[i], i < count; out may be x. `gated`: times y[i]. `factor` is scale's, and softcap's cap.
+// out[i] of x[i], i < count; out may be x. `gated`: times y[i]. `factor` is scale's, softcap's cap, and
+// gated's limit: x[i] is that at most, and y[i] within it; 0: there is none.
 using ElementwiseKernel = void (*)(void* out, const void* x, const void* y, float factor, long count);
 
 struct ElementwiseKernels {

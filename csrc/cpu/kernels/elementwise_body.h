@@ -50,10 +50,13 @@ void activate(void* out, const void* x, const void*, float, long count) {
 }
 
 template <typename A, typename E>
-void gated(void* out, const void* x, const void* y, float, long count) {
+void gated(void* out, const void* x, const void* y, float limit, long count) {
     const E* const up = static_cast<const E*>(y);
+    const float most = limit > 0.0F ? limit : __builtin_inff();
     for_numbers<E>(out, x, count, [=](Floats v, long i, long lanes) {
-        return rounded(A::of(v, E{}), E{}) * load_some(up + i, lanes);
+        const Floats high = splat(most), low = splat(-most), other = load_some(up + i, lanes);  // NaN stays
+        const Floats held = other > high ? high : other;
+        return rounded(A::of(v > high ? high : v, E{}), E{}) * (held < low ? low : held);
     });
 }
 

@@ -109,7 +109,7 @@ void activate(const ExpertsCall& call, long rows) {
     const long inner = call.inner, size = size_of(type);
     char *const out = static_cast<char*>(call.first), *const x = static_cast<char*>(call.second);
     if (!call.gate_up_bias) {
-        return gated({out, x, x + inner * size, rows, inner, 2 * inner, 2 * inner, 0.0F, type,
+        return gated({out, x, x + inner * size, rows, inner, 2 * inner, 2 * inner, call.limit, type,
                       static_cast<Elementwise>(call.activation)});
     }
     const auto kernel = QUINTET_KERNELS(kMoe).clamped[type];

@@ -1,6 +1,7 @@
 """Arguments of attention's ops, and of those that write and choose what it reads."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,7 +129,10 @@ def chosen_attention(dtype: torch.dtype) -> Iterator[Case]:
             q, kv, context, *_ = paged_attention_arguments(of, requests, None)
             one = torch.ones(len(q), 1)
             chosen = Op.registry["choose_tokens"].reference(q[:, :1], one, kv, context, count)
-            yield f"{count} tokens, {heads} heads, pages of {page_size}, {mix}", (q, kv, chosen, context, of)
+            what = f"{count} tokens, {heads} heads, pages of {page_size}, {mix}"
+            yield what, (q, kv, chosen, context, of, None)
+            sinks = randn(heads, dtype=torch.float32)
+            yield f"{what}, sinks", (q, kv, chosen, context, replace(of, sinks=True), sinks)
 
 
 ATTENTION_OPS: dict[str, Cases] = {

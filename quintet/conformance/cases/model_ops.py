@@ -114,6 +114,13 @@ def scale_heads(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{tokens} tokens, {heads} heads, {groups} factors", (randn(tokens, heads, 24, dtype=dtype), factors)
 
 
+def scale_by_length(dtype: torch.dtype) -> Iterator[Case]:
+    for tokens, heads in ((1, 1), (5, 8), (33, 6)):
+        positions = torch.arange(tokens, dtype=torch.int32) * 1000
+        learned = randn(heads, dtype=torch.float32), randn(heads, dtype=torch.float32) + 1
+        yield f"{tokens} tokens, {heads} heads", (randn(tokens, heads, 24, dtype=dtype), positions, *learned)
+
+
 def take_rows(dtype: torch.dtype) -> Iterator[Case]:
     rows = torch.tensor([0, 7, 9, 3, 7], dtype=torch.int32)
     yield "some, one twice", (randn(10, 12, dtype=dtype), rows)
@@ -306,6 +313,7 @@ CASES: dict[str, Cases] = {
     "route_limited": route_limited,
     "route_sparse": route_sparse,
     "scale": scale,
+    "scale_by_length": scale_by_length,
     "scale_heads": scale_heads,
     "scatter_pages": scatter_pages,
     "softcap": softcap,

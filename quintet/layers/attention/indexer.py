@@ -9,10 +9,9 @@ from quintet.interface.types import TokenChoiceSpec
 from quintet.layers.build import BuildContext, replicated
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel
+from quintet.layers.moe.moe import router
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
-
-EPS = 1e-6  # of the keys' norm
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,9 @@ class IndexerSizes:
     n_heads: int
     head_dim: int
     topk: int
+    eps: float = 1e-6  # of the keys' norm
+    turns_last: bool = False  # the last features of q and of the key are turned, not the first
+    fp32_weights: bool = False  # the weights of heads are a product in float32
 
     @classmethod
     def from_config(cls, config: Any) -> "IndexerSizes":
@@ -39,7 +41,7 @@ class TokenIndexer(nn.Module):
     features of q and of the key. Every rank has all of it.
     """
 
-    def __init__(self, build: BuildContext, sizes: IndexerSizes, rotary: Rotary) -> None:
+    def __init__(self, build: BuildContext, sizes: IndexerSizes, rotary: Rotary | None) -> None:
         super().__init__()
         self._sizes, self.rotary = sizes, rotary
 
@@ -48,14 +50,35 @@ class TokenIndexer(nn.Module):
 
         self.queries = product(sizes.q_lora_rank, "wq_b", sizes.n_heads * sizes.head_dim)
         self.keys = product(sizes.hidden, "wk", sizes.head_dim)
-        self.head_weights = product(sizes.hidden, "weights_proj", sizes.n_heads)
-        self.k_norm = LayerNorm(build, sizes.head_dim, EPS)
+        self.head_weights = (
+            router(build, sizes.hidden, "weights_proj", sizes.n_heads, fp32=True)
+            if sizes.fp32_weights
+            else product(sizes.hidden, "weights_proj", sizes.n_heads)
+        )
+        self.k_norm = LayerNorm(build, sizes.head_dim, sizes.eps)
+        self._ops = build.ops.take("beside")
         self.mixing = build.make_mixer(TokenChoiceSpec(sizes.head_dim, sizes.topk, build.dtype, build.page_size))
         self.mixing.kv_heads = 1
 
     def forward(self, x: Tensor, latents: Tensor, cache: StepState) -> Tensor:
         sizes, tokens = self._sizes, x.shape[0]
         q = self.queries(latents).reshape(tokens, sizes.n_heads, sizes.head_dim)
-        q, k = self.rotary(q, self.k_norm(self.keys(x))[:, None], cache.batch.positions)
+        q, k = self.turned(q, self.k_norm(self.keys(x))[:, None], cache)
         weights = self.head_weights(x).float() * (sizes.n_heads * sizes.head_dim) ** -0.5
         return self.mixing.run_state_op(cache, q, weights, k)
+
+    def turned(self, q: Tensor, k: Tensor, cache: StepState) -> tuple[Tensor, Tensor]:
+        """q [T, H, D] and k [T, 1, D] with their positions. Where the last features are turned, they come to stand
+        before the others, in both: scores do not depend on the order of features."""
+        if self.rotary is None:
+            return q, k
+        if not self._sizes.turns_last:
+            turned: tuple[Tensor, Tensor] = self.rotary(q, k, cache.batch.positions)
+            return turned
+        plain = self._sizes.head_dim - self.rotary.dim
+        last = self.rotary(q[..., plain:], k[..., plain:], cache.batch.positions)
+        q, k = (
+            self._ops.beside(rotated.flatten(0, 1), x[..., :plain].flatten(0, 1)).reshape(x.shape)
+            for rotated, x in zip(last, (q, k), strict=True)
+        )
+        return q, k

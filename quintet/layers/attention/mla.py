@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec
 from quintet.interface.weights import CheckpointSlice, Weight
+from quintet.layers.attention.attention import Sinks
 from quintet.layers.attention.indexer import TokenIndexer
 from quintet.layers.build import BuildContext, Layer, Shards, even_shards, replicated
 from quintet.layers.layer_state import StepState
@@ -24,7 +25,6 @@ from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
-EPS = 1e-6  # of the norms inside, whatever the config says of the others
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class MLASizes:
     q_lora_rank: int | None  # of the latent that q is made of; None: there is none
     scale: float
     bias: bool
+    sinks: bool = False  # a logit of each head joins its softmax
+    eps: float = 1e-6  # of the norms inside, whatever the config has for the others
 
     @classmethod
     def from_config(cls, config: Any) -> "MLASizes":
@@ -98,14 +100,15 @@ class LatentAttention(nn.Module):
         low = shape.q_lora_rank is not None
         first = {"q_a_proj": replicated(shape.q_lora_rank or 0, build.size)} if low else {"q_proj": queries.times(each)}
         self.inputs = column_parallel(build, shape.hidden, {**first, "kv_a_proj_with_mqa": latent}, shape.bias)
-        self.q_a_layernorm = RMSNorm(build, shape.q_lora_rank, EPS) if shape.q_lora_rank is not None else None
+        self.q_a_layernorm = RMSNorm(build, shape.q_lora_rank, shape.eps) if shape.q_lora_rank is not None else None
         self.q = (
             column_parallel(build, shape.q_lora_rank, {"q_b_proj": queries.times(each)})
             if shape.q_lora_rank is not None
             else None
         )
-        self.kv_a_layernorm = RMSNorm(build, shape.kv_lora_rank, EPS)
+        self.kv_a_layernorm = RMSNorm(build, shape.kv_lora_rank, shape.eps)
         self.absorbed = AbsorbedProjections(build, shape, queries)
+        self.sinks = Sinks(build, queries) if shape.sinks else None
         self.out = row_parallel(build, queries.times(shape.v_head_dim), ("o_proj", shape.hidden), shape.bias)
         self._ops = build.ops.take("beside", "sigmoid_gate")
         self.mixing = build.make_mixer(
@@ -117,6 +120,7 @@ class LatentAttention(nn.Module):
                 dtype=build.dtype,
                 page_size=build.page_size,
                 kv_dtype=build.kv_dtype,
+                sinks=shape.sinks,
                 shared=shape.kv_lora_rank,
                 chosen=chosen,
             )
@@ -148,15 +152,17 @@ class LatentAttention(nn.Module):
         )
         if self.rotary is not None:
             query, key = self.rotary(query, key[:, None], cache.batch.positions)
-        inner = self.absorbed.project_queries(plain)
-        q = self._ops.beside(inner.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
-        k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))
+        q, k = self.absorbed.project_queries(plain), self.kv_a_layernorm(latent)
+        if shape.qk_rope_head_dim:
+            q = self._ops.beside(q.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
+            k = self._ops.beside(k, key.reshape(tokens, -1))
         q, k = q.reshape(tokens, -1, wide), k[:, None]
+        sinks = None if self.sinks is None else self.sinks.logits
         if self._chosen:
             assert cache.chosen is not None, "the first layer has an indexer"
-            out = self.mixing.attend_chosen(q, k, cache.chosen, cache)
+            out = self.mixing.attend_chosen(q, k, cache.chosen, cache, sinks)
         else:
-            out = self.mixing(q, k, None, cache)
+            out = self.mixing(q, k, None, cache, sinks)
         out = self.absorbed.project_values(out).reshape(tokens, -1)
         return out if gate is None else self._ops.sigmoid_gate(out, gate)
 

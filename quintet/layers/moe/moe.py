@@ -15,6 +15,7 @@ from quintet.layers.lora_step import LORA_POOL, LoRAStep
 from quintet.layers.mlp import GatedMLP, activation_name
 from quintet.layers.moe.expert_placement import RankExperts
 from quintet.layers.quantization import QuantizationPlan
+from quintet.ops.activation import with_limit
 from quintet.ops.moe import ExpertGate
 
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
@@ -38,6 +39,7 @@ class MoESizes:
     fp32_router: bool = False  # the router multiplies in float32, whatever the model's type is
     margin: float | None = None  # experts are chosen one after the other, each by those so near it: route_sparse()
     shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
+    limit: float | None = None  # of the gates of the experts that are chosen (see gated()); None: there is none
 
     def __post_init__(self) -> None:
         if self.experts < 1 or self.width < 1:
@@ -220,7 +222,8 @@ class MoE(Layer):
             self.shared_experts = GatedMLP(build, moe_sizes.hidden, moe_sizes.shared, moe_sizes.activation)
         self._added = build.ops.take(*["add"] * bool(moe_sizes.shared))
         names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
-        self.experts = Experts(build, (moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
+        kind = with_limit(moe_sizes.activation, moe_sizes.limit)
+        self.experts = Experts(build, (moe_sizes.hidden, moe_sizes.width), kind, names)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self._comm.all_reduce(self.share(x))

@@ -18,16 +18,25 @@ from quintet.ops.attention import choose_tokens
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.derived_families import GROUPED, SPARSE
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
+from tests.helpers.checkpoints.wrappers import WRAPPERS, make_wrapper
 from tests.helpers.platforms.run_model import Runner
 
 TOPK, SERVED = 16, 256
 HEADS = 32  # of an indexer: with few, many scores are 0, and transformers chooses any of equal ones
 LENGTHS = (150, 3, TOPK, TOPK + 1, 77)
 GLM = {"n_group": 1, "topk_group": 1, "num_hidden_layers": 4}
+MISTRAL = {
+    "q_lora_rank": None, "n_group": 1, "topk_group": 1, "num_hidden_layers": 4, "final_logit_softcapping": 20.0,
+    "indexer_types": ["full", "full", "full", "shared"], "no_rope_layers": [1, 0, 1, 0],
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "attention_factor": 1.0,
+                        "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0},
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "A.X K2": ("axk2", {"gated_norm_rank": 5}),
     "deepseek": ("deepseek_v32", {}),
     "glm": ("glm_moe_dsa", GLM),
+    "mistral": ("mistral_large4", MISTRAL),
+    "hy v4": ("hy_v4", {"n_group": 1, "topk_group": 1, "hc_mult": 3, "swiglu_limit": 1.5}),
     "glm, shared": ("glm_moe_dsa", {**GLM, "indexer_types": ["full", "shared", "full", "shared"]}),
 }
 ENGINES: dict[str, dict[str, Any]] = {
@@ -42,7 +51,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 def tiny(name: str) -> Tiny:
     family, differences = CONFIGS[name]
     sizes = {"index_topk": TOPK, "index_n_heads": HEADS, "max_position_embeddings": SERVED}
-    return make(family, {**PLAIN, **GROUPED, **SPARSE, **sizes, **differences})
+    settings = {**PLAIN, **GROUPED, **SPARSE, **sizes, **differences}
+    return make_wrapper(family, settings) if family in WRAPPERS else make(family, settings)
 
 
 def generated(name: str, prompts: list[list[int]], **settings: Any) -> list[list[int]]:

@@ -76,6 +76,10 @@ OLMO_ROTARY = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": True,
     "linear_allow_neg_eigval": False, "linear_num_key_heads": 6, "linear_conv_kernel_dim": 3,
 }  # fmt: skip
+HY_V4 = {
+    **{name: value for name, value in GROUPED.items() if name not in ("first_k_dense_replace", "n_group", "topk_group")},
+    **SPARSE, "index_topk": LENGTH, "hc_mult": 3, "swiglu_limit": 1.5,
+}  # fmt: skip
 MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 LFM3 = {
@@ -307,6 +311,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
+    "hy_v4": {"plain": {**PLAIN, **HY_V4}},
     "internlm3": {"plain": HEAD},
     "iquestcoder": {"plain": HEAD},
     "jais2": {"plain": {**PLAIN, "head_dim": 8}},

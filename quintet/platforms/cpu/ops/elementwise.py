@@ -9,7 +9,7 @@ import logging
 import torch
 from torch import Tensor
 
-from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.activation import KINDS, activate, gated, split_limit
 from quintet.ops.elementwise import add, scale, scale_heads, softcap
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, kind_of, missing
@@ -31,6 +31,7 @@ def probe() -> str | None:
 @functools.cache
 def is_missing(kind: str) -> bool:
     """True if the extension has no such activation; logs a warning once."""
+    kind, _ = split_limit(kind)
     if NATIVE.get(kind, kind) in extension().ELEMENTWISE:
         return False
     logger.warning(
@@ -38,6 +39,12 @@ def is_missing(kind: str) -> bool:
         kind,
     )
     return True
+
+
+def gate_arguments(kind: str) -> tuple[int, int, int, float, float]:
+    """Returns what the extension's experts() take for a kind of gated(): its number, no biases, alpha, the limit."""
+    name, limit = split_limit(kind)
+    return _kind_index(name), 0, 0, 0.0, limit or 0.0
 
 
 @activate.provide("native", probe)
@@ -64,7 +71,7 @@ def _gated(x: Tensor, kind: str) -> Tensor:
     stride, gate = x.stride(0), x.data_ptr()
     extension().elementwise(
         kind_of(x.dtype),
-        _kind_index(kind),
+        _kind_index(split_limit(kind)[0]),
         True,
         out.data_ptr(),
         gate,
@@ -73,7 +80,7 @@ def _gated(x: Tensor, kind: str) -> Tensor:
         width,
         stride,
         stride,
-        0.0,
+        split_limit(kind)[1] or 0.0,
     )
     return out
 

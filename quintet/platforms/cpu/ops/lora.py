@@ -21,7 +21,7 @@ from quintet.ops.moe import (
 )
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import quantized_moe
-from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
+from quintet.platforms.cpu.ops.elementwise import gate_arguments, is_missing
 from quintet.platforms.cpu.ops.extension import dense_operands, extension, indices, kind_of, missing
 from quintet.platforms.cpu.ops.moe import pack_experts
 
@@ -178,7 +178,7 @@ def _lora_experts(
     if not packed or (gate.biases is None and is_missing(gate.kind)):
         return _by_products(x, stacks, gate, weights, ids, lora)
     if gate.biases is None:
-        between: tuple[float, ...] = (extension().ELEMENTWISE.index(NATIVE.get(gate.kind, gate.kind)),)
+        between: tuple[float, ...] = gate_arguments(gate.kind)
     else:
         between = quantized_moe.biased_gate(x, gate.biases, gate.clamp)
     inner = sum(width for _, width in lora.columns) // 2

@@ -28,7 +28,7 @@ from quintet.ops.moe import (
 )
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import linear
-from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
+from quintet.platforms.cpu.ops.elementwise import gate_arguments, is_missing
 from quintet.platforms.cpu.ops.extension import KINDS, extension, indices, kind_of, missing
 
 
@@ -239,7 +239,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     extension().experts(
         kind_of(dtype), out.data_ptr(), x.data_ptr(), x.stride(0), gate_up.data_ptr(), down.data_ptr(),
         weights.data_ptr(), indices(ids), first.data_ptr(), second.data_ptr(), numbers.data_ptr(), tokens, len(down), k,
-        hidden, inner, extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),
+        hidden, inner, *gate_arguments(kind),
     )  # fmt: skip
     return out
 

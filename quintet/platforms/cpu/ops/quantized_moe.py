@@ -22,7 +22,7 @@ from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import float8, quantized
 from quintet.platforms.cpu.ops import moe as native_moe
-from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
+from quintet.platforms.cpu.ops.elementwise import gate_arguments, is_missing
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 from quintet.platforms.cpu.weight_layout import COLUMNS
 
@@ -131,7 +131,7 @@ def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Ten
         return run_by_expert(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
     if is_missing(kind):
         return run_by_expert(x, weights, ids, num, _all_experts(gate_up, down, inner, kind))
-    return run_native(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
+    return run_native(x, (gate_up, down), weights, ids, gate_arguments(kind))
 
 
 def probe_biased() -> str | None:

@@ -184,7 +184,9 @@ def highest(keys: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
 
 
 @chosen_attention.provide("torch")
-def _chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
+def _chosen_attention(
+    q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """Token by token: a token reads the rows that were chosen for it, and no other."""
     out, table, size = q.new_empty((*q.shape[:2], spec.value_dim)), context.group.block_table.long(), spec.page_size
     for row, first, positions in rows_of(context):
@@ -192,7 +194,9 @@ def _chosen_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContex
             places = chosen[index, : position + 1].long()
             k = from_cache_rows(kv[table[row][places // size], 0, 0, places % size], q.shape[2])  # [C, D]
             scores = (q[index].float() * spec.scale) @ k.t()
-            out[index] = scores.softmax(-1) @ k[:, : spec.value_dim]
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.float()[:, None]], -1)
+            out[index] = scores.softmax(-1)[:, : len(k)] @ k[:, : spec.value_dim]
     return out
 
 
