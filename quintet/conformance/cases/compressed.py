@@ -9,7 +9,8 @@ from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import StepContext
 from quintet.ops.compressed.attention import Entries, WindowRows
-from quintet.ops.compressed.entries import EntryPages, choose_entries as choose
+from quintet.ops.compressed.entries import EntryPages
+from quintet.ops.compressed.entries import choose_entries as choose
 
 LAYOUTS = (EntryPages(4, 16), EntryPages(128, 16), EntryPages(3, 8))
 
@@ -74,7 +75,8 @@ def compressed_attention(dtype: torch.dtype) -> Iterator[Case]:
         for mix, requests in MIXES.items():
             context, _ = _contexts(requests, layout.page_size)
             pages = randn(int(context.group.block_table.max()) + 1, 1, 1, layout.entries, 8, dtype=dtype)
-            q, k = randn(len(context.batch.positions), 6, 8, dtype=dtype), randn(len(context.batch.positions), 8, dtype=dtype)
+            tokens = len(context.batch.positions)
+            q, k = randn(tokens, 6, 8, dtype=dtype), randn(tokens, 8, dtype=dtype)
             rows, sinks = WindowRows(k, randn(len(requests), window - 1, 8, dtype=dtype)), randn(6, dtype=torch.float32)
             few = choose.reference(q[:, :1], torch.ones(len(q), 1), pages, context, 3, layout)
             kinds = {"no entries": None, "all": Entries(pages, None, layout), "chosen": Entries(pages, few, layout)}

@@ -37,7 +37,9 @@ class Entries(NamedTuple):
     """Compressed entries, which are K and V."""
 
     pages: Tensor  # [P, 1, 1, entries, D]
-    chosen: Tensor | None  # [T, C] int32: the numbers of those that each token sees, -1: none; None: all up to its place
+    chosen: (
+        Tensor | None
+    )  # [T, C] int32: numbers of those that each token sees, -1: none; None: all up to its place
     layout: EntryPages
 
 
@@ -65,9 +67,7 @@ def compressed_attention(
     keys, seen = torch.cat([rows.before[owners], rows.k.expand(count, -1, -1)], 1), seen & (apart <= 0)
     if entries is not None:
         tables, chosen = torch.index_select(context.group.block_table, 0, batch.token_to_seq), entries.chosen
-        made = gather_entries(
-            entries.pages, tables, entries.layout, None if chosen is None else chosen.clamp(min=0)
-        )
+        made = gather_entries(entries.pages, tables, entries.layout, None if chosen is None else chosen.clamp(min=0))
         if chosen is None:
             there = torch.arange(made.shape[1], device=q.device) < seen_entries(context, entries.layout)[:, None]
         else:

@@ -1,6 +1,6 @@
 """Specifications of compressed entries: what a request keeps of tokens that no entry holds yet, and entries in pages.
 
-Entry e of a request is made of its tokens e rate : (e + 1) rate, with overlap of those `rate` before them too. It stands
+Entry e of a request is made of its tokens e rate : (e + 1) rate, with overlap of those before them too. It stands
 in the page of its last token, so a page's entries follow from the tokens up to its end. Source: DeepSeek-V4 (2026),
 sections 2.3.1 (overlap, indexer) and 2.3.2.
 """
@@ -38,7 +38,7 @@ def recent_rows(x: Tensor, state: Tensor, context: StepContext) -> tuple[Tensor,
     """
     before, starts = _read_states(state, context), context.batch.query_start_loc
     width, counts = before.shape[1], (starts[1:] - starts[:-1])[:, None]
-    places = torch.arange(width, device=x.device)[None] + counts  # [R, W] in the old rows, and in the step's behind them
+    places = torch.arange(width, device=x.device)[None] + counts  # [R, W] of the rows before and the step's behind them
     kept = before.gather(1, places.clamp(max=width - 1).long()[:, :, None].expand(-1, -1, x.shape[1]))
     rows = (starts[:-1, None] + places - width).clamp(0, len(x) - 1)
     after = torch.where((places < width)[:, :, None], kept, x[rows.long()])
@@ -52,8 +52,8 @@ def pool_windows(kv: Tensor, gate: Tensor, bias: Tensor, state: Tensor, context:
 
     With S 2, an entry is of the second half of its own window's numbers and the first half of those of the window
     before. state [units, 3, D] float32 is the largest gate, the sum of weights and the weighted sum of a window that is
-    not full yet; with S 2 [units, 9, D]: the same of the first half in the window before, and of both halves in its own.
-    Token by token, in one order.
+    not full yet; with S 2 [units, 9, D]: these of the window before by its first half, and of its own by both. Token by
+    token, in one order.
     """
     rate, dim, positions = len(bias), state.shape[2], context.batch.positions
 

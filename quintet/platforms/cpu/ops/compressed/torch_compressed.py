@@ -111,4 +111,3 @@ def _compressed_attention(
             scores = torch.cat([(q[index].float() * spec.scale) @ keys.t(), sink], 1)
             out[index] = scores.softmax(-1)[:, :-1] @ keys
     return out
-
