@@ -41,6 +41,7 @@ from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
 from quintet_tools.checkpoints.encoder_decoders import ENCODER_DECODERS
 from quintet_tools.checkpoints.encoders import ENCODERS
+from quintet_tools.checkpoints.hyper_families import TEXTS
 from quintet_tools.checkpoints.tiny import EVERY, configured
 from scripts.reference_pages import media_wrappers
 from scripts.reference_pages.gguf_table import gguf_table, published_table
@@ -77,6 +78,11 @@ ALSO = {
     "qwen3_5_moe_text": "Qwen3.5 with experts, its text",
     "qwen3_5_text": "Qwen3.5, its text",
     "glm4v_text": "text of GLM-4.1V and GLM-4.6V-Flash",
+    "glm5_next": "the type of its wrapper",
+    "glm5_next_text": "text of GLM-5.3-Flash; longer requests than index_topk tokens on `cpu` alone",
+    "hy_v4": "longer requests than index_topk tokens on `cpu` alone",
+    "mistral_large4": "the type of its wrapper",
+    "mistral_large4_text": "text of Mistral Large 4; longer requests than index_topk tokens on `cpu` alone",
     "glm4v_moe_text": "text of GLM-4.5V and GLM-4.6V",
     "glm_ocr_text": "text of GLM-OCR",
     "paddleocr_vl_text": "text of PaddleOCR-VL",
@@ -112,6 +118,8 @@ WRAPPED = {
     "gemma4_unified_text": "gemma4_text",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "glm5_next": "glm5_next_text",
+    "mistral_large4": "mistral_large4_text",
     "glm_ocr_text": "glm4",
     "paddleocr_vl_text": "ernie4_5",
     "kimi_k2": "deepseek_v3",
@@ -296,6 +304,8 @@ def _config(kind: str) -> Any:
 def _classes(kind: str) -> str:
     if kind in PUBLISHED_ENCODERS:
         return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
+    if (text := WRAPPED.get(kind, kind)) in TEXTS:
+        return f"`{TEXTS[text]}`"
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
     if kind in ENCODER_DECODERS:

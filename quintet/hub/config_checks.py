@@ -34,7 +34,8 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     "hidden_size_per_layer_input": (0, FEATURES),  # 0: layers have no embeddings of their own (Gemma 4)
     "interleave_moe_layer_step": (1, LAYERS),
     **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
-    "altup_num_inputs": (1, STREAMS),
+    **dict.fromkeys(("altup_num_inputs", "hc_mult"), (1, STREAMS)),
+    **dict.fromkeys(("hc_sinkhorn_iters", "index_kpool"), (1, LAYERS)),
     **dict.fromkeys(("mamba_num_heads", "hidden_size_per_head", "mamba_d_state"), (1, PARTS)),
     **dict.fromkeys(("n_groups", "mamba_ngroups", "n_mamba_heads", "mamba_headdim"), (1, PARTS)),
     **dict.fromkeys(("mamba_step", "mamba_d_conv"), (1, LAYERS)),
@@ -95,8 +96,15 @@ def check_entries(raw: Mapping[str, Any], source: str) -> None:
     for where, entries in _objects(raw, ""):
         for name, value in entries.items():
             wanted = None if value is None else _wanted(name, value)
-            if wanted is not None and (name, entries.get("use_sliding_window")) != ("sliding_window", False):
+            if wanted is not None and not _is_unused(name, entries):
                 raise ValueError(f"{source}: {where}{name} is {reprlib.repr(value)}, not {wanted}; {REMEDY}")
+
+
+def _is_unused(name: str, entries: Mapping[str, Any]) -> bool:
+    """Returns whether another entry says that nothing is computed with this one."""
+    if name == "head_dim":  # of latent attention without positions, its features that are turned (GLM-5-Next)
+        return type(entries[name]) is int and entries[name] == entries.get("qk_rope_head_dim") == 0
+    return name == "sliding_window" and entries.get("use_sliding_window") is False
 
 
 def _objects(entries: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -284,6 +284,7 @@ class TokenChoiceSpec:
     count: int
     dtype: torch.dtype
     page_size: int
+    pool: int = 0  # tokens in a row that are chosen together, by the op choose_pools; 0: each by itself
     rate: int = 0  # not 0: of compressed entries, each made of so many tokens (DeepSeek-V4), and not of tokens
 
 

@@ -28,6 +28,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "paddleocr_vl_text": "ernie4_5",
     "glm4_moe_lite": "deepseek_v3",
     "glm_moe_dsa": "deepseek_v32",
+    "glm5_next_text": "glm5_next",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
     "internlm3": "llama",

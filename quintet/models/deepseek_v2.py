@@ -18,7 +18,7 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
 
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 
-    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return super()._rotary(config, build) if _latent(config) else Rotary.from_config(build, config)
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:

@@ -26,7 +26,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
         super().__init__(config, build)
         self.ignored_tensors = (*LlamaForCausalLM.ignored_tensors, beyond(config))
 
-    def _rotary(self, config: Any, build: BuildContext) -> Rotary:
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return Rotary(
             build,
             config.qk_rope_head_dim,
@@ -36,7 +36,6 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
         )
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
-        assert rotary is not None
         return self.latent_attention(build, self._latent_sizes(config), rotary)
 
     def _latent_sizes(self, config: Any) -> MLASizes:

@@ -20,13 +20,13 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     _of_indexers: Rotary  # shared by the layers, where it is not attention's
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        self._sparse = build.max_model_len > config.index_topk
-        kinds = self._indexers(config)
+        self._sparse = build.max_model_len > self.visible_tokens(config)
+        kinds = [kind for kind in self._indexers(config) if kind]
         if self._sparse and "shared" in kinds and (kinds[0] == "shared" or len(build.stage.counts) > 1):
             raise ValueError(
                 f"layers of {config.model_type} see what an indexer of the layers before chose (indexer_types), which "
                 "pipeline stages do not hand on, and the first has one; leave pipeline_parallel_size out, or set "
-                f"max_model_len to {config.index_topk} or less"
+                f"max_model_len to {self.visible_tokens(config)} or less"
             )
         first = getattr(config, "first_k_dense_replace", None)
         dense = [first is None or index < first for index in range(config.num_hidden_layers)]
@@ -41,12 +41,11 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         if not self._sparse:
             return super()._attention(config, build, index, rotary)
-        assert rotary is not None
         full = self._indexers(config)[index] == "full"
-        indexer = self._indexer(config, build, rotary) if full else None
-        return self.latent_attention(build, self._latent_sizes(config), rotary, config.index_topk, indexer)
+        indexer, sizes = self._indexer(config, build, rotary) if full else None, self._latent_sizes(config)
+        return self.latent_attention(build, sizes, rotary, self.visible_tokens(config), indexer)
 
-    def _indexer(self, config: Any, build: BuildContext, rotary: Rotary) -> TokenIndexer:
+    def _indexer(self, config: Any, build: BuildContext, rotary: Rotary | None) -> TokenIndexer:
         """Builds a layer's indexer; `rotary` is attention's."""
         if config.model_type != "glm_moe_dsa":  # turns halves, where attention turns neighbours
             if not hasattr(self, "_of_indexers"):
@@ -56,8 +55,14 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
         return TokenIndexer(build, IndexerSizes.from_config(config), rotary)
 
     @staticmethod
+    def visible_tokens(config: Any) -> int:
+        """Returns the number of tokens that one sees at most."""
+        count: int = config.index_topk
+        return count
+
+    @staticmethod
     def _indexers(config: Any) -> list[str]:
-        """Returns "full" or "shared" for each layer."""
+        """Returns "full" or "shared" for each layer, "" for one that sees all."""
         return list(getattr(config, "indexer_types", None) or ["full"] * config.num_hidden_layers)
 
     @staticmethod

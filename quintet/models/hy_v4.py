@@ -81,11 +81,9 @@ class HYV4ForCausalLM(DeepseekV32ForCausalLM):
     def _latent_sizes(self, config: Any) -> MLASizes:
         return replace(super()._latent_sizes(config), sinks=True)
 
-    def _indexer(self, config: Any, build: BuildContext, rotary: Rotary) -> TokenIndexer:
+    def _indexer(self, config: Any, build: BuildContext, rotary: Rotary | None) -> TokenIndexer:
         sizes = IndexerSizes.from_config(config)
-        return TokenIndexer(
-            build, replace(sizes, eps=config.rms_norm_eps, turns_last=True, fp32_weights=True), rotary
-        )
+        return TokenIndexer(build, replace(sizes, eps=config.rms_norm_eps, turns_last=True, fp32_weights=True), rotary)
 
     @staticmethod
     def neighbours(config: Any) -> bool:

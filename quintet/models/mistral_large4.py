@@ -1,6 +1,5 @@
 """Mistral Large 4's text model (Mistral AI 2026): sparse latent attention, queries that grow with the length."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,7 +19,9 @@ from quintet.layers.weight_transform import TransformedTensor
 from quintet.models.deepseek_v32 import DeepseekV32ForCausalLM
 
 ALPHA, TABLE = "model.rotary_emb.alpha", "model.rotary_emb.table"
-ROOTS = {"tok_embeddings": "model.embed_tokens", "output": "lm_head", "lerope": "model.rotary_emb", "norm": "model.norm"}
+ROOTS = {
+    "tok_embeddings": "model.embed_tokens", "output": "lm_head", "lerope": "model.rotary_emb", "norm": "model.norm",
+}  # fmt: skip
 RENAMED = {  # within layers: of Mistral's files -> of transformers' modules
     ".attention.": ".self_attn.", ".wq.": ".q_proj.", ".wkv_a_with_mqa.": ".kv_a_proj_with_mqa.",
     ".wkv_b.": ".kv_b_proj.", ".wo.": ".o_proj.", ".attention_norm.": ".input_layernorm.",

@@ -164,6 +164,37 @@ def choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContext
 
 
 @Op
+def choose_pools(q: Tensor, weights: Tensor, keys: Tensor, offsets: Tensor, context: StepContext, count: int) -> Tensor:
+    """Returns the places [T, C] int32 as choose_tokens() does, of tokens in whole pools: those of the pools that score
+    highest, `count` in all, and the tokens behind the last whole pool, up to the token's own.
+
+    A pool is `pool` tokens in a row from a multiple of it on, offsets [pool, D] float32. keys [P, 1, 1, page_size,
+    2 D]: a key of each token, beside D logits. A pool's key is the sum of those of its tokens, each feature weighed by
+    a softmax over the tokens of logit + offset, in float32. It scores for tokens that see all of it, as a key does in
+    choose_tokens(). C is the smaller of count + pool - 1 and the places of the table. Source: GLM-5-Next (Z.ai 2026).
+    """
+    batch, group = context
+    pool, width = offsets.shape
+    rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
+    tokens = keys[rows, 0, 0].flatten(1, 2).float()  # [T, S, 2 D]
+    length, whole = tokens.shape[1], tokens.shape[1] // pool
+    each = tokens[:, : whole * pool].reshape(len(q), whole, pool, 2 * width)
+    pooled = (each[..., :width] * (each[..., width:] + offsets).softmax(2)).sum(2)  # [T, S / pool, D]
+    scores = (torch.einsum("thd,tsd->ths", q.float(), pooled).clamp(min=0) * weights[:, :, None]).sum(1)
+    ends = torch.arange(1, whole + 1, device=q.device) * pool
+    seen = ends <= batch.positions[:, None] + 1
+    scores = torch.where(seen, scores, float("-inf"))
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : count // pool]
+    first = torch.where(seen.gather(1, best), best * pool, length)  # of a pool's places; past the end: none
+    within = torch.arange(pool, device=q.device)
+    places = torch.where(first[:, :, None] < length, first[:, :, None] + within, length).flatten(1)
+    tail = (batch.positions[:, None] + 1) // pool * pool + within[:-1]
+    tail = torch.where(tail <= batch.positions[:, None], tail, length)
+    places = torch.cat([places, tail], 1).sort(-1).values[:, : min(count + pool - 1, length)]
+    return torch.where(places < length, places, -1).to(torch.int32)
+
+
+@Op
 def chosen_attention(
     q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
 ) -> Tensor:
@@ -305,19 +336,20 @@ class ChosenAttention(PagedAttention):
 
 
 class TokenChoice(Mixer):
-    """write_kv of an indexer's keys, then choose_tokens. Called as a StateSpec's mixer: with (q, weights, k) and no
-    settings."""
+    """write_kv of an indexer's keys, then choose_tokens or choose_pools. Called as a StateSpec's mixer: with (q,
+    weights, k), of pools the offsets, too, and no settings."""
 
     def __init__(self, spec: TokenChoiceSpec, ops: Ops) -> None:
         self.layouts = (Layout(spec.dtype, (1, 1, spec.page_size, spec.head_dim)),)
-        self._count, self._write, self._choose = spec.count, ops.write_kv, ops.choose_tokens
+        self._count, self._write = spec.count, ops.write_kv
+        self._choose = ops.choose_pools if spec.pool else ops.choose_tokens
 
     def __call__(  # type: ignore[override]  # what it is called with is an op's
-        self, given: tuple[Tensor, Tensor, Tensor], settings: tuple[()], state: State, context: StepContext
+        self, given: tuple[Tensor, ...], settings: tuple[()], state: State, context: StepContext
     ) -> tuple[Tensor, State]:
-        q, weights, k = given
+        q, weights, k, *offsets = given
         keys = self._write(state[0], k, None, context)
-        return self._choose(q, weights, keys, context, self._count), (keys,)
+        return self._choose(q, weights, keys, *offsets, context, self._count), (keys,)
 
 
 class CrossAttention(Mixer):

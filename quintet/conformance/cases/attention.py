@@ -121,6 +121,17 @@ def choose_tokens(dtype: torch.dtype) -> Iterator[Case]:
             yield f"{count} tokens, {heads} heads, pages of {page_size}, {mix}", (q, weights, keys, context, count)
 
 
+def choose_pools(dtype: torch.dtype) -> Iterator[Case]:
+    """Fewer pools than are seen, and more; whole pages of them, and parts."""
+    for pool, page_size, count in ((4, 16, 8), (3, 8, 9), (16, 32, 64), (1, 16, 5)):
+        for mix, requests in MIXES.items():
+            of = spec(3, 1, 16, dtype=dtype, page_size=page_size, shared=16)
+            q, keys, context, *_ = paged_attention_arguments(of, requests, None)
+            weights, offsets = randn(len(q), 3, dtype=torch.float32), randn(pool, 8, dtype=torch.float32)
+            given = (q[..., :8].contiguous(), weights, keys, offsets, context, count)
+            yield f"{count} tokens in pools of {pool}, pages of {page_size}, {mix}", given
+
+
 def chosen_attention(dtype: torch.dtype) -> Iterator[Case]:
     """Tokens that an indexer of one head chose."""
     for heads, page_size, count in ((6, 16, 5), (1, 8, 40), (3, 32, 200)):
@@ -138,6 +149,7 @@ def chosen_attention(dtype: torch.dtype) -> Iterator[Case]:
 ATTENTION_OPS: dict[str, Cases] = {
     "attention": attention,
     "biased_attention": biased_attention,
+    "choose_pools": choose_pools,
     "choose_tokens": choose_tokens,
     "chosen_attention": chosen_attention,
     "paged_attention": paged_attention,

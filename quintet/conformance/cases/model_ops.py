@@ -37,7 +37,8 @@ TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the
     "choose_entries": (torch.int32,),
     **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
     **dict.fromkeys(
-        ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_tokens"), (torch.int32,)
+        ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_pools", "choose_tokens"),
+        (torch.int32,),
     ),
     **dict.fromkeys(
         ("delta_rule", "kimi_delta_rule", "pool_windows", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2

@@ -121,7 +121,7 @@ class EntryIndexer(EntryPooling):
         self.head_weights = column_parallel(
             self._floats, sizes.hidden, {"scorer.weights_proj": replicated(self._heads, build.size)}
         )
-        spec = TokenChoiceSpec(dim, sizes.index_topk, build.dtype, build.page_size, sizes.rate)
+        spec = TokenChoiceSpec(dim, sizes.index_topk, build.dtype, build.page_size, rate=sizes.rate)
         self.mixing = build.make_mixer(spec)
         self.mixing.kv_heads = 1
 

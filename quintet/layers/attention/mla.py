@@ -26,7 +26,6 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-
 @dataclass(frozen=True)
 class MLASizes:
     """The whole layer's sizes, before its heads are shared out over ranks."""

@@ -40,7 +40,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows", "lora_experts"), ("native",)),
-    **dict.fromkeys(("choose_tokens", "chosen_attention"), ("torch",)),
+    **dict.fromkeys(("choose_pools", "choose_tokens", "chosen_attention"), ("torch",)),
     **dict.fromkeys(("recent_rows", "pool_windows", "write_entries", "choose_entries"), ("torch",)),
     **dict.fromkeys(("compressed_attention", "rotate_last", "route_softplus", "route_hashed"), ("torch",)),
     "quantized_experts": ("native",),

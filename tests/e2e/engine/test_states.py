@@ -28,6 +28,7 @@ MODELS = {
 # of layers that these have: two of the ways
 KIN = {
     "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
+    "glm5_next": ("glm5_next_text", "plain", "bfloat16", {}),
     "kimi_linear": ("kimi_linear", "plain", "bfloat16", {}),
     "minimax": ("minimax", "plain", "bfloat16", {}),
     "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),

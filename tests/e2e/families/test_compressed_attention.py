@@ -19,7 +19,7 @@ from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.layers.quantization.fp4_fp8 import E2M1
 from quintet.platforms.cpu import PLATFORM
-from quintet_tools.checkpoints.derived_families import DEEPSEEK_V4
+from quintet_tools.checkpoints.hyper_families import DEEPSEEK_V4
 from quintet_tools.checkpoints.tiny import VOCAB, Tiny, make
 from tests.helpers.platforms.run_model import Runner
 

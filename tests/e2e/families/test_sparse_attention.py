@@ -31,10 +31,16 @@ MISTRAL = {
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "attention_factor": 1.0,
                         "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0},
 }  # fmt: skip
+GLM_5_NEXT = {
+    **GLM, "qk_rope_head_dim": 0, "index_kpool": 4, "hc_mult": 3, "swiglu_limit": 1.5, "linear_head_dim": 12,
+    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    "indexer_types": ["shared", "full", "shared", "full"], "linear_num_heads": 4,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "A.X K2": ("axk2", {"gated_norm_rank": 5}),
     "deepseek": ("deepseek_v32", {}),
     "glm": ("glm_moe_dsa", GLM),
+    "glm 5 next": ("glm5_next", GLM_5_NEXT),
     "mistral": ("mistral_large4", MISTRAL),
     "hy v4": ("hy_v4", {"n_group": 1, "topk_group": 1, "hc_mult": 3, "swiglu_limit": 1.5}),
     "glm, shared": ("glm_moe_dsa", {**GLM, "indexer_types": ["full", "shared", "full", "shared"]}),

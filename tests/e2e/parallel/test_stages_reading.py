@@ -13,6 +13,7 @@ pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compile
 
 # family, its variant, stages, and ranks of each. What is read goes past a stage, or a stage has none who reads it
 CASES: list[tuple[str, str, int, int]] = [
+    ("glm5_next_text", "plain", 3, 1),
     ("rwkv7", "plain", 3, 1),
     ("rwkv7", "plain", 2, 2),
     ("solar", "plain", 3, 1),

@@ -23,13 +23,15 @@ WRAPPERS: dict[str, dict[str, Any]] = {  # by model_type: the vision tower
     "glm5_next": VISION,
     "mistral_large4": PIXTRAL,
 }
+LACKING = {"glm5_next": ("first_k_dense_replace", "rope_parameters")}  # entries that its text model refuses
 
 
 def make_wrapper(family: str, text: Mapping[str, Any], seed: int = 0) -> Tiny:
     """A model of such a text model, with the tower that its files have beside it."""
     with torch.random.fork_rng(), hushed():
         torch.manual_seed(seed)
-        own = {name: value for name, value in text.items() if name != "tie_word_embeddings"}
+        lacking = LACKING.get(family, ())
+        own = {name: value for name, value in text.items() if name not in lacking}
         text_config = {"model_type": f"{family}_text", **own}
         config = AutoConfig.for_model(family, text_config=text_config, vision_config=WRAPPERS[family])
         plain = {"attn_implementation": "eager", "experts_implementation": "eager"}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet_tools.checkpoints import reference_recurrent as recurrent
+from quintet_tools.checkpoints.hyper_families import TEXTS, TextModel
 
 Settings = Mapping[str, Any]
 Tensors = dict[str, Tensor]
@@ -311,7 +312,12 @@ def _own(settings: Settings, trunk: type[nn.Module]) -> recurrent.Causal:
     return recurrent.Causal(settings, trunk(settings))
 
 
+def _text(family: str, wrapper: str) -> Published:
+    return Published(wrapper, "", dict, _as_they_are, own=lambda said: TextModel(family, said))
+
+
 PUBLISHED: Mapping[str, Published] = {
+    **{family: _text(family, wrapper) for family, wrapper in TEXTS.items()},
     "plamo2": Published("Plamo2ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Plamo)),
     "rwkv7": Published("RWKV7ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Goose)),
     "baichuan": Published(

@@ -3,6 +3,9 @@
 from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+from quintet_tools.checkpoints.hyper_families import GROUPED as GROUPED
+from quintet_tools.checkpoints.hyper_families import HYPER_CONNECTED
+from quintet_tools.checkpoints.hyper_families import SPARSE as SPARSE
 from quintet_tools.checkpoints.sizes import DELTA, GEMMA_4_VARIANTS, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
@@ -39,24 +42,6 @@ LLAMA3 = {
 }  # fmt: skip
 ALPHA = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
 
-GROUPED = {
-    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
-    "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
-}  # fmt: skip
-SPARSE = {
-    "num_key_value_heads": 6, "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
-    "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
-}  # fmt: skip
-DEEPSEEK_V4 = {
-    **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 16, "partial_rotary_factor": 0.5,
-    "q_lora_rank": 28, "o_groups": 3, "o_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
-    "sliding_window": WINDOW, "index_head_dim": 16, "index_n_heads": 32, "index_topk": 6, "hc_mult": 3,
-    "hc_sinkhorn_iters": 4, "swiglu_limit": 1.5, "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
-    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 24},
-    "layer_types": [
-        "sliding_attention", "heavily_compressed_attention", *["compressed_sparse_attention"] * 2,
-    ],
-}  # fmt: skip
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 KIMI_LINEAR = {
     "num_key_value_heads": 6, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
@@ -75,10 +60,6 @@ OLMO_HYBRID = {**PLAIN, **DELTA, "layer_types": ["linear_attention", "full_atten
 OLMO_ROTARY = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": True,
     "linear_allow_neg_eigval": False, "linear_num_key_heads": 6, "linear_conv_kernel_dim": 3,
-}  # fmt: skip
-HY_V4 = {
-    **{name: value for name, value in GROUPED.items() if name not in ("first_k_dense_replace", "n_group", "topk_group")},
-    **SPARSE, "index_topk": LENGTH, "hc_mult": 3, "swiglu_limit": 1.5,
 }  # fmt: skip
 MODERN = {**PLAIN, "local_attention": 2 * WINDOW, "tie_word_embeddings": True, "cls_token_id": 1, "sep_token_id": 2}
 MODERN_BIASED = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
@@ -311,7 +292,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"plain": {**HEAD, "num_experts": 5, "moe_topk": [2, 2, 3], "rope_parameters": ALPHA}},
     "internlm": {"plain": {**PLAIN, "num_key_value_heads": 6, "bias": True}},
     "internlm2": {"plain": {**PLAIN, "bias": False}, "biased": {**PLAIN, "bias": True, "rope_theta": 1e6}},
-    "hy_v4": {"plain": {**PLAIN, **HY_V4}},
+    **HYPER_CONNECTED,
     "internlm3": {"plain": HEAD},
     "iquestcoder": {"plain": HEAD},
     "jais2": {"plain": {**PLAIN, "head_dim": 8}},
@@ -345,10 +326,6 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "xglm": {"plain": XGLM, "unscaled": {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}},
     "axk2": {"plain": {**PLAIN, **GROUPED, **SPARSE, "gated_norm_rank": 5, "index_topk": LENGTH}},
     "deepseek_v32": {"plain": {**PLAIN, **GROUPED, **SPARSE, "index_topk": LENGTH}},
-    "deepseek_v4": {
-        "plain": DEEPSEEK_V4,
-        "few streams": {**DEEPSEEK_V4, "hc_mult": 1, "hc_sinkhorn_iters": 1, "swiglu_limit": 0.5},
-    },
     "glm_moe_dsa": {"plain": {**PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1}},
     "vaultgemma": {"plain": {**WINDOWS, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}},
     "glm4_moe": {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, StepContext
-from quintet.ops.attention import choose_tokens, chosen_attention, from_cache_rows, paged_attention
+from quintet.ops.attention import choose_pools, choose_tokens, chosen_attention, from_cache_rows, paged_attention
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -166,21 +166,57 @@ def _choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContex
     for row, first, positions in rows_of(context):
         k = keys[table[row, : -(-(positions[-1] + 1) // size)], 0, 0].flatten(0, 1).float()  # [S, D]
         for index, position in enumerate(positions, first):
-            chosen = highest(k[: position + 1], q[index], weights[index], count)
-            out[index, : len(chosen)] = chosen
+            seen = position + 1
+            if seen <= count:
+                out[index, :seen] = torch.arange(seen, dtype=torch.int32)
+                continue
+            out[index] = best_places(k[:seen], q[index], weights[index], count)
     return out
 
 
-def highest(keys: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Places of the keys [S, D] that score highest for one token, ascending: `count`, or as many as there are."""
-    if len(keys) <= count:
-        return torch.arange(len(keys), dtype=torch.int32)
-    scores = (keys @ q.float().t()).clamp_(min=0) @ weights
+def best_places(k: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Returns the places of the `count` keys of k [S, D] that score highest for q [H, D], ascending."""
+    scores = (k @ q.float().t()).clamp_(min=0) @ weights
     scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
     least = scores.topk(count).values[-1]
     higher, equal = scores > least, scores == least
     equal &= equal.cumsum(0) <= count - higher.sum()
     return (higher | equal).nonzero()[:, 0]
+
+
+@choose_pools.provide("torch")
+def _choose_pools(
+    q: Tensor, weights: Tensor, keys: Tensor, offsets: Tensor, context: StepContext, count: int
+) -> Tensor:
+    """Token by token, over the pools up to its own alone."""
+    size, table, (pool, width) = keys.shape[3], context.group.block_table, offsets.shape
+    out = torch.full((len(q), min(count + pool - 1, table.shape[1] * size)), -1, dtype=torch.int32)
+    within = torch.arange(pool, dtype=torch.int32)
+    for row, first, positions in rows_of(context):
+        whole = (positions[-1] + 1) // pool
+        tokens = keys[table[row, : -(-(whole * pool) // size)], 0, 0].flatten(0, 1)[: whole * pool].float()
+        pooled = _pooled(tokens.reshape(whole, pool, 2 * width), offsets)
+        for index, position in enumerate(positions, first):
+            full = (position + 1) // pool
+            best = torch.arange(full)
+            if full > count // pool:
+                best = best_places(pooled[:full], q[index], weights[index], count // pool)
+            places = (best[:, None] * pool + within).flatten().to(torch.int32)
+            tail = torch.arange(full * pool, position + 1, dtype=torch.int32)
+            out[index, : len(places) + len(tail)] = torch.cat([places, tail])
+    return out
+
+
+def _pooled(tokens: Tensor, offsets: Tensor) -> Tensor:
+    """[N, pool, 2 D] -> keys [N, D] of pools; token by token, so that a pool's does not depend on others."""
+    each, logits = tokens.chunk(2, dim=-1)
+    logits = logits + offsets
+    shares = (logits - logits.amax(1, keepdim=True)).exp()
+    total, pooled = torch.zeros_like(each[:, 0]), torch.zeros_like(each[:, 0])
+    for at in range(tokens.shape[1]):
+        total = total + shares[:, at]
+        pooled = pooled + shares[:, at] * each[:, at]
+    return pooled / total
 
 
 @chosen_attention.provide("torch")
@@ -192,6 +228,7 @@ def _chosen_attention(
     for row, first, positions in rows_of(context):
         for index, position in enumerate(positions, first):
             places = chosen[index, : position + 1].long()
+            places = places[places >= 0]
             k = from_cache_rows(kv[table[row][places // size], 0, 0, places % size], q.shape[2])  # [C, D]
             scores = (q[index].float() * spec.scale) @ k.t()
             if sinks is not None:

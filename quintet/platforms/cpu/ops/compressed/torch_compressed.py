@@ -18,7 +18,7 @@ from quintet.ops.compressed.entries import (
     write_entries,
 )
 from quintet.ops.moe import route_hashed, route_softplus
-from quintet.platforms.cpu.ops.torch_attention import highest, rows_of
+from quintet.platforms.cpu.ops.torch_attention import best_places, rows_of
 
 for each in (recent_rows, write_entries, rotate_last, route_hashed, route_softplus):
     each.provide("torch")(each.reference)
@@ -81,7 +81,10 @@ def _choose_entries(
         there = torch.arange((positions[-1] + 1) // layout.rate)
         keys = gather_entries(pages, table[row], layout, there).float()
         for index, position in enumerate(positions, first):
-            chosen = highest(keys[: (position + 1) // layout.rate], q[index], weights[index], count)
+            seen = (position + 1) // layout.rate
+            chosen = torch.arange(seen)
+            if seen > count:
+                chosen = best_places(keys[:seen], q[index], weights[index], count)
             out[index, : len(chosen)] = chosen
     return out
 
