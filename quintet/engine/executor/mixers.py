@@ -65,7 +65,9 @@ def _compressing_mixer(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
         )
     if isinstance(spec, StateSpec):
         return StateMixer(spec, worker.ops)
-    return (CompressedAttentionMixer if isinstance(spec, AttentionSpec) else EntryChoice)(spec, worker.ops)
+    if isinstance(spec, AttentionSpec):
+        return CompressedAttentionMixer(spec, worker.ops)
+    return EntryChoice(spec, worker.ops)
 
 
 def kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import AttentionSpec, Layout, StepContext
+from quintet.interface.types import AttentionSpec, Layout, StepContext, TokenChoiceSpec
 from quintet.ops.attention import _masked_attention
 from quintet.ops.compressed.entries import EntryPages, gather_entries, seen_entries
 from quintet.ops.registry import Op, Ops
@@ -104,7 +104,7 @@ class CompressedAttentionMixer(Mixer):
 class EntryChoice(Mixer):
     """write_entries of an indexer's keys, then choose_entries. Called as TokenChoice is."""
 
-    def __init__(self, spec: Any, ops: Ops) -> None:
+    def __init__(self, spec: TokenChoiceSpec, ops: Ops) -> None:
         ops.take("write_entries", "choose_entries")
         self._ops, self._count, self._layout = ops, spec.count, EntryPages(spec.rate, spec.page_size)
         self.layouts = (Layout(spec.dtype, (1, 1, self._layout.entries, spec.head_dim)),)

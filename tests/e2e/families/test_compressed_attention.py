@@ -20,10 +20,11 @@ from quintet.engine.executor.worker import Worker
 from quintet.layers.quantization.fp4_fp8 import E2M1
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.hyper_families import DEEPSEEK_V4
+from quintet_tools.checkpoints.sizes import WINDOW
 from quintet_tools.checkpoints.tiny import VOCAB, Tiny, make
 from tests.helpers.platforms.run_model import Runner
 
-SERVED, WINDOW, SPARSE, HEAVY, TOPK = 256, 9, 4, 24, 6
+SERVED, SPARSE, HEAVY, TOPK = 256, 4, 24, 6
 # an entry's tokens, one fewer and one more; more entries than are chosen
 LENGTHS = (150, 3, SPARSE, HEAVY - 1, HEAVY, WINDOW, SPARSE * (TOPK + 1) + 1, 77)
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -66,7 +67,7 @@ def generated(name: str | Path, prompts: list[list[int]], **settings: Any) -> tu
         str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, use_tqdm=False,
         **{"num_pages": 100, **settings},
     )  # fmt: skip
-    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, detokenize=False)
+    params, outputs = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True, detokenize=False), []
     for _ in range(2):  # the second time beginnings are cached, and steps come again
         outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
     llm.close()
@@ -180,7 +181,7 @@ def test_published_files_of_fp8_with_experts_in_4_bits_are_as_transformers_reads
     ("settings", "message"),
     [
         ({"scoring_func": "softmax"}, "scoring_func='softmax' is not supported; it has 'sqrtsoftplus'"),
-        ({"o_groups": 4}, r"6 attention heads are no 4 groups \(o_groups\); correct config.json"),
+        ({"o_groups": 3}, r"4 attention heads are no 3 groups \(o_groups\); correct config.json"),
     ],
 )
 def test_what_is_not_computed_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -194,7 +195,7 @@ def test_what_a_request_or_cache_cannot_be_is_refused() -> None:
         generated("all kinds", [[1, 2]], kv_cache_dtype="int8")
     with pytest.raises(ValueError, match="takes no prompt embeddings: the ids of tokens choose the experts"):
         generated("all kinds", [[1, 2]], enable_prompt_embeds=True)
-    with pytest.raises(ValueError, match="4 ranks cannot share 3 groups.*lower tensor_parallel_size to 3"):
+    with pytest.raises(ValueError, match="4 ranks cannot share 2 groups.*lower tensor_parallel_size to 2"):
         generated("all kinds", [[1, 2]], tensor_parallel_size=4)
 
 

@@ -40,8 +40,9 @@ MISTRAL_LARGE_4 = {
     },
 }  # fmt: skip
 DEEPSEEK_V4 = {
-    **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 16, "partial_rotary_factor": 0.5,
-    "q_lora_rank": 28, "o_groups": 3, "o_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    **PLAIN, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 28, "o_groups": 2, "o_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "sliding_window": WINDOW, "index_head_dim": 16, "index_n_heads": 32, "index_topk": 6, "hc_mult": 3,
     "hc_sinkhorn_iters": 4, "swiglu_limit": 1.5, "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
     "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 24},

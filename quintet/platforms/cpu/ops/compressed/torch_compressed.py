@@ -32,7 +32,8 @@ def _pool_windows(kv: Tensor, gate: Tensor, bias: Tensor, state: Tensor, context
     if not requests:
         return out, state
     # windows that have tokens in this step: (first token, tokens), in order, and each request's first and last window
-    windows, ranges = [], []
+    windows: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for _, first, positions in requests:
         begin, at = len(windows), first
         while at < first + len(positions):
@@ -49,11 +50,11 @@ def _pool_windows(kv: Tensor, gate: Tensor, bias: Tensor, state: Tensor, context
             own[begin] = kept[index, -3 * parts :].unflatten(0, (parts, 3)).transpose(0, 1).flatten(1)
     starts, counts = (torch.tensor(each) for each in zip(*windows, strict=True))
     for step in range(int(counts.max())):
-        open_ = (counts > step).nonzero()[:, 0]
-        at = starts[open_] + step
-        gates = gate[at].float() + bias[context.batch.positions[at].long() % rate]
-        token = torch.stack([gates, torch.ones_like(gates), kv[at].float()], 1)
-        own[open_] = join_windows(own[open_], token)
+        going = (counts > step).nonzero()[:, 0]
+        tokens = starts[going] + step
+        gates = gate[tokens].float() + bias[context.batch.positions[tokens].long() % rate]
+        token = torch.stack([gates, torch.ones_like(gates), kv[tokens].float()], 1)
+        own[going] = join_windows(own[going], token)
     if parts == 1:
         whole, after = own, own
     else:
