@@ -53,6 +53,7 @@ FILE = Path("docs/models.md")
 ALSO = {
     "cwm": "CWM 32B",
     "deepseek_v32": "longer requests than index_topk tokens (2048 as published) on `cpu` alone",
+    "deepseek_v4": "on `cpu` alone; published files are unverified",
     "axk2": "as DeepSeek-V3.2",
     "glm_moe_dsa": "GLM-5, as DeepSeek-V3.2",
     "falcon_mamba": "Falcon-Mamba (TII 2024)",
@@ -355,7 +356,9 @@ def _attention(specs: list[Any]) -> list[str]:
     windows = [getattr(spec, "window", None) for spec in specs]
     found = [] if not any(windows) else ["windows" if all(windows) else "windows in some layers"]
     names = {"softcap": "soft-capped scores", "sinks": "sinks", "alibi": "ALiBi", "shared": "latent attention"}
-    names["chunk"] = "chunks in some layers"
+    names |= {"chunk": "chunks in some layers", "rate": "compressed entries"}
+    if any(getattr(spec, "rate", None) is not None for spec in specs):  # their V is K, and no latent
+        del names["shared"]
     found += [name for field, name in names.items() if any(getattr(spec, field, None) for spec in specs)]
     found += ["a state per request"] if any(isinstance(spec, StateSpec) for spec in specs) else []
     found += ["attention to an encoder's rows"] if any(getattr(spec, "source", "") == "cross" for spec in specs) else []

@@ -270,6 +270,9 @@ class AttentionSpec:
     # BlockChoiceSpec's layer has chosen; a platform is asked for it only if optional_spec_fields has "chosen_blocks"
     chosen_block: int = 0
     ahead: bool = True  # with Inputs.until, its tokens see some after them (Gemma 4: in windowed layers alone)
+    # beside its window a token sees entries made of so many tokens each, and K is V (DeepSeek-V4); 0: the window alone;
+    # None: layers of any other kind. A platform's mixer() is not asked for it: see Platform.optional_spec_fields
+    rate: int | None = None
 
     def __post_init__(self) -> None:
         latents = bool(self.shared) and self.kv_heads == 1
@@ -305,6 +308,7 @@ class TokenChoiceSpec:
     dtype: torch.dtype
     page_size: int
     pool: int = 0  # tokens in a row that are chosen together, by the op choose_pools; 0: each by itself
+    rate: int = 0  # not 0: of compressed entries, each made of so many tokens (DeepSeek-V4), and not of tokens
 
 
 @dataclass(frozen=True)

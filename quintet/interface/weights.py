@@ -134,6 +134,7 @@ class BlockRows(NamedTuple):
 
 
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32)  # of tables of whole numbers, whose Weight has the dtype int32
 
 
 class ShardRange(NamedTuple):
@@ -217,7 +218,8 @@ class Weight:
 
     def _stored(self, parts: Sequence[CheckpointSlice]) -> dict[str, StoredTensor]:
         if self.reader is None:
-            return {part.source: StoredTensor(part.stored_shape, FLOATS) for part in parts}
+            types = FLOATS if self.dtype.is_floating_point else INTEGERS
+            return {part.source: StoredTensor(part.stored_shape, types) for part in parts}
         return {name: each for part in parts for name, each in self.reader.stored(part).items()}
 
     def local(self, tensors: Mapping[str, Tensor]) -> Tensor:

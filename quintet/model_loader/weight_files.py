@@ -61,6 +61,7 @@ DTYPES = {  # safetensors' names
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I32": torch.int32,
+    "I64": torch.int64,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,

@@ -3,6 +3,7 @@
 from quintet.ops import (
     activation,
     attention,
+    compressed,
     distance_attention,
     elementwise,
     embedding,
@@ -30,6 +31,7 @@ __all__ = [
     "attention",
     "bind",
     "distance_attention",
+    "compressed",
     "elementwise",
     "embedding",
     "linear",

@@ -84,6 +84,27 @@ def route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor]
     return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
 
 
+@Op
+def route_softplus(logits: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """route() with weights sqrt(softplus(logits)), chosen by weight + bias [E], renormalised. DeepSeek-V4 (2026)."""
+    weights = _root_softplus(logits)
+    ids = _largest(weights + bias.float(), k)
+    return _renormalized(weights.gather(1, ids) + 1e-20, True), ids.to(torch.int32)
+
+
+@Op
+def route_hashed(logits: Tensor, token_ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """route_softplus() of the experts table[token] that each token's id has, in that order; table [V, k] int32, ids
+    past it count as its last. DeepSeek-V4 (2026), section 2.1."""
+    ids = torch.index_select(table, 0, token_ids.clamp(0, len(table) - 1))
+    return _renormalized(_root_softplus(logits).gather(1, ids.long()) + 1e-20, True), ids
+
+
+def _root_softplus(logits: Tensor) -> Tensor:
+    x = logits.float()
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20)))).sqrt()
+
+
 HASHED_FEATURES = 4  # numbers of a token that choose between copies of an expert
 
 

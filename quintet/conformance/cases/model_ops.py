@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from quintet.conformance.cases.attention import ATTENTION_OPS
+from quintet.conformance.cases.compressed import COMPRESSED
 from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
 from quintet.conformance.cases.linear import PRODUCTS
 from quintet.conformance.cases.lora import LORA, lora_experts
@@ -29,14 +30,20 @@ PAGES = ("gather_pages", "scatter_pages")  # called where torch looks into the c
 PACKED = {of_kind("linear", kind): kind for kind in FORMS}
 USES = {"linear": {1: "linear"}, "embedding": {1: "embedding"}}  # arguments that place() may repack, and for what
 TYPES: dict[str, tuple[torch.dtype, ...]] = {  # of results; all others have the arguments'
-    **dict.fromkeys(("route", "route_grouped", "route_limited", "route_sparse"), (torch.float32, torch.int32)),
+    **dict.fromkeys(
+        ("route", "route_grouped", "route_hashed", "route_limited", "route_softplus", "route_sparse"),
+        (torch.float32, torch.int32),
+    ),
+    "choose_entries": (torch.int32,),
     **dict.fromkeys(("local_experts", "count_experts"), (torch.int32,)),
     **dict.fromkeys(
         ("known_ids", "place_tokens", "gather_pages", "scatter_pages", "adapter_rows", "choose_pools", "choose_tokens"),
         (torch.int32,),
     ),
     **dict.fromkeys(("choose_blocks", "choose_mean_blocks"), (torch.int32,)),
-    **dict.fromkeys(("delta_rule", "kimi_delta_rule", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2),
+    **dict.fromkeys(
+        ("delta_rule", "kimi_delta_rule", "pool_windows", "selective_scan", "state_space", "wkv7"), (torch.float32,) * 2
+    ),
     "stream_gates": (torch.float32,),
 }
 
@@ -280,6 +287,7 @@ def xielu(dtype: torch.dtype) -> Iterator[Case]:
 
 CASES: dict[str, Cases] = {
     **ATTENTION_OPS,
+    **COMPRESSED,
     **PRODUCTS,
     **STATES,
     **STATE_HELPERS,

@@ -8,17 +8,22 @@ from quintet.interface.platform import Mixer
 from quintet.interface.types import AttentionSpec, BlockChoiceSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
 from quintet.ops.attention import TokenChoice
+from quintet.ops.compressed.attention import CompressedAttentionMixer, EntryChoice
 from quintet.ops.sparse.blocks import BlockChoice
-from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS
+from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS, StateMixer
 
 if TYPE_CHECKING:
     from quintet.engine.executor.worker import Worker
+
+COMPRESSING = frozenset({"pool_windows", "recent_rows"})  # ops of states that layers with compressed entries keep
 
 
 def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
     """Returns the mixer of a layer: the platform's, or an indexer of the bound ops. ValueError where a layer has what
     the platform does not know of."""
     platform, supported = worker.platform, worker.platform.optional_spec_fields
+    if compresses(spec):
+        return _compressing_mixer(worker, spec, family)
     if isinstance(spec, TokenChoiceSpec):
         if "chosen" in supported:
             return TokenChoice(spec, worker.ops)
@@ -57,6 +62,29 @@ def mixer_of(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
             "('distances' is not in optional_spec_fields); use device='cpu'"
         )
     return platform.mixer(spec, worker.ops, worker.rank_info.rank)
+
+
+def compresses(spec: LayerSpec) -> bool:
+    """Returns whether the layer has, or makes, compressed entries of tokens."""
+    if isinstance(spec, StateSpec):
+        return spec.op in COMPRESSING
+    if isinstance(spec, AttentionSpec):
+        return spec.rate is not None
+    return isinstance(spec, TokenChoiceSpec) and spec.rate > 0
+
+
+def _compressing_mixer(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
+    platform = worker.platform
+    if "compressed" not in platform.optional_spec_fields:
+        raise ValueError(
+            f"platform {platform.name} has no attention to compressed entries ('compressed' is not in "
+            f"optional_spec_fields), and layers of {family} read them; run this model with device='cpu'"
+        )
+    if isinstance(spec, StateSpec):
+        return StateMixer(spec, worker.ops)
+    if isinstance(spec, AttentionSpec):
+        return CompressedAttentionMixer(spec, worker.ops)
+    return EntryChoice(spec, worker.ops)
 
 
 def kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:

@@ -31,7 +31,7 @@ class MoESizes:
     top_k: int  # experts of a token (top-k)
     activation: str  # activation
     renormalize: bool  # a token's weights add up to 1 over the experts that it has
-    scores: str = "softmax"  # of the router's logits; or "sigmoid"
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", "sqrtsoftplus"
     bias: str | None = None  # the tensor, relative to the layer, that is added to scores for the choice alone
     groups: int = 1  # of neighbouring experts
     top_k_groups: int = 1  # of them, that a token chooses from
@@ -212,11 +212,11 @@ class MoE(Layer):
 
     records_experts: ClassVar[bool] = True  # False: a platform's subclass that chooses experts within a kernel
 
-    def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, choice: "ExpertRouter | None" = None) -> None:
         super().__init__(build)
         self._comm, self._moe_sizes = build.comm, moe_sizes
         self.gate = router(build, moe_sizes.hidden, "gate", moe_sizes.experts, fp32=moe_sizes.fp32_router)
-        self.choice = self.expert_router(build, moe_sizes)
+        self.choice = choice or self.expert_router(build, moe_sizes)
         self.shared_experts: nn.Module | None = None
         if moe_sizes.shared:
             self.shared_experts = GatedMLP(build, moe_sizes.hidden, moe_sizes.shared, moe_sizes.activation)
@@ -252,6 +252,7 @@ class ExpertRouter(Layer):
         plain = moe_sizes.bias is None and moe_sizes.groups == 1
         self._op = "route_grouped" if moe_sizes.scores == "sigmoid" else "route" if plain else "route_limited"
         self._op = self._op if moe_sizes.margin is None else "route_sparse"
+        self._op = "route_softplus" if moe_sizes.scores == "sqrtsoftplus" else self._op
         super().__init__(build, self._op, *["scale"] * (moe_sizes.scale != 1))
         self.bias: Tensor
         self.unbiased: Tensor
@@ -284,6 +285,8 @@ class ExpertRouter(Layer):
             weights, ids = choose(logits, of.top_k, of.renormalize)
         elif of.margin is not None:
             weights, ids = choose(logits, of.top_k, of.margin)
+        elif self._op == "route_softplus":
+            weights, ids = choose(logits, self.bias, of.top_k)
         else:
             bias = self.unbiased if of.bias is None else self.bias
             weights, ids = choose(logits, bias, of.top_k, of.groups, of.top_k_groups, of.renormalize)

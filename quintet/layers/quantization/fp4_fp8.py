@@ -77,6 +77,7 @@ class Float4Reader:
     values_name: str = "weight_packed"
     global_scale_name: str | None = None
     divides_by_global_scale: bool = False
+    dtype: torch.dtype = torch.uint8  # of the pairs in files
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         (outputs, inputs), block = full_shape(part), self.scales.columns
@@ -84,7 +85,7 @@ class Float4Reader:
             raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {block} do not divide")
         blocks = (outputs, inputs // block, block // 2)
         found = {
-            sibling_name(part, self.values_name): StoredTensor((outputs, inputs // 2), (torch.uint8,), (blocks,)),
+            sibling_name(part, self.values_name): StoredTensor((outputs, inputs // 2), (self.dtype,), (blocks,)),
             sibling_name(part, self.scales.name): self.scales.stored_tensor((outputs, inputs)),
         }
         if self.global_scale_name is not None:
@@ -96,7 +97,7 @@ class Float4Reader:
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, (first, last) = self.format(shard), shard.inputs
-        rows = tensors[sibling_name(part, self.values_name)][slice(*shard.outputs)].flatten(1)
+        rows = tensors[sibling_name(part, self.values_name)][slice(*shard.outputs)].flatten(1).view(torch.uint8)
         scales = self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt)
         if self.global_scale_name is not None:
             known = scalar_scale(tensors, sibling_name(part, self.global_scale_name))

@@ -126,7 +126,9 @@ class CPU(Platform):
     name = "cpu"
     op_priority = providers.PRIORITY
     supports_states = True
-    optional_spec_fields = frozenset({"chosen", "chosen_blocks", "chunk", "cross", "distances", "max_drafts", "until"})
+    optional_spec_fields = frozenset(
+        {"chosen", "chosen_blocks", "chunk", "compressed", "cross", "distances", "max_drafts", "until"}
+    )
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

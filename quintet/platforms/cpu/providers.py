@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quintet.platforms.cpu.ops import (  # noqa: F401
     attention,
+    compressed,
     elementwise,
     embedding,
     float8,
@@ -43,6 +44,8 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("choose_pools", "choose_tokens", "chosen_attention", "paged_distance_attention"), ("torch",)),
     **dict.fromkeys(("choose_blocks", "choose_mean_blocks"), ("torch",)),
     "block_sparse_attention": ("native", "torch"),
+    **dict.fromkeys(("recent_rows", "pool_windows", "write_entries", "choose_entries"), ("torch",)),
+    **dict.fromkeys(("compressed_attention", "rotate_last", "route_softplus", "route_hashed"), ("torch",)),
     "quantized_experts": ("native",),
     "biased_experts": ("native", "torch"),
     "by_heads": ("native", "torch"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from quintet.conformance.harness.reference_model import LENGTH
-from quintet_tools.checkpoints.sizes import PLAIN
+from quintet_tools.checkpoints.sizes import PLAIN, WINDOW
 
 GROUPED = {
     "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 61,
@@ -40,7 +40,20 @@ MISTRAL_LARGE_4 = {
         "beta_slow": 1.0, "original_max_position_embeddings": 16,
     },
 }  # fmt: skip
+DEEPSEEK_V4 = {
+    **PLAIN, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 28, "o_groups": 2, "o_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "sliding_window": WINDOW, "index_head_dim": 16, "index_n_heads": 32, "index_topk": 6, "hc_mult": 3,
+    "hc_sinkhorn_iters": 4, "swiglu_limit": 1.5, "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 24},
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", *["compressed_sparse_attention"] * 2],
+}  # fmt: skip
 HYPER_CONNECTED: dict[str, dict[str, dict[str, Any]]] = {  # by model_type, and those with the same attention
+    "deepseek_v4": {
+        "plain": DEEPSEEK_V4,
+        "one stream": {**DEEPSEEK_V4, "hc_mult": 1, "hc_sinkhorn_iters": 1, "swiglu_limit": 0.5},
+    },
     "glm5_next_text": {
         "plain": GLM_5_NEXT,
         "unbounded decays, groups of experts": {

@@ -33,3 +33,5 @@ def scatter(model: Any) -> None:
     for name, each in (*model.named_buffers(), *model.named_parameters()):
         if "correction_bias" in name:  # moves a router's choice
             each.normal_(0, 0.1)
+        elif "tid2eid" in name:  # experts of each token: as many as it has, apart
+            each.copy_(torch.rand(len(each), model.config.n_routed_experts).argsort(1)[:, : each.shape[1]])

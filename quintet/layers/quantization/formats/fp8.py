@@ -12,11 +12,12 @@ import torch
 
 from quintet.interface.weights import FLOATS, StoredTensor, WeightReader
 from quintet.layers.quantization.block_scales import E8M0_DTYPES, BlockScales
-from quintet.layers.quantization.fp4_fp8 import Float8Weights
+from quintet.layers.quantization.fp4_fp8 import BLOCK, Float4Reader, Float8Weights
 
 MAX_BLOCK = 2**20  # outputs or inputs of a block
 DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
+EXPERT = ".experts."  # in the names of experts' modules
 STACKED_SCALE = ".experts.gate_up_proj_scale"  # how the names of scales go on that experts' stacks have
 IGNORED_SUFFIXES = (
     ".input_scale",
@@ -38,8 +39,11 @@ class Fp8Plan:
     block: tuple[int, int] | None = None  # outputs and inputs
     dtypes: tuple[torch.dtype, ...] = FLOATS  # of the scales
     files: Mapping[str, StoredTensor] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
+    fp4_experts: bool = False  # experts are floats of 4 bits, with a scale for every 32 inputs (DeepSeek-V4)
 
     def reader(self, module: str) -> WeightReader:
+        if self.fp4_experts and EXPERT in module:
+            return Float4Reader(BlockScales(1, BLOCK, SCALE_NAMES[0], self.dtypes), "weight", dtype=torch.int8)
         usual = SCALE_NAMES[0 if self.block else 1]
         name = next((each for each in SCALE_NAMES if f"{module}.{each}" in self.files), usual)
         there = self.files.get(f"{module}.{name}")
@@ -72,9 +76,12 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Pla
             f"the checkpoint is of fp8 with fmt {kind:.40} and activation_scheme "
             f"{config.get('activation_scheme')!r:.40}; quintet reads e4m3 and e5m2, dynamic and static"
         )
+    experts = config.get("expert_dtype", "fp8")
+    if experts not in ("fp8", "fp4"):
+        raise ValueError(f"the checkpoint is of fp8 with expert_dtype {experts!r:.40}; quintet reads fp8 and fp4")
     dtypes = (*FLOATS, *E8M0_DTYPES) if config.get("scale_fmt") == "ue8m0" else FLOATS
     if block is None:
-        return Fp8Plan(DTYPES[kind], None, dtypes, files)
+        return Fp8Plan(DTYPES[kind], None, dtypes, files, experts == "fp4")
     if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(each) is int for each in block)):
         raise ValueError(
             f"the checkpoint is of fp8 with weight_block_size {block!r:.60}; quintet reads blocks, such as [128, 128], "
@@ -84,7 +91,7 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Pla
         raise ValueError(
             f"fp8's weight_block_size {list(block)} is not of 16 to {MAX_BLOCK}, its second a multiple of 16"
         )
-    return Fp8Plan(DTYPES[kind], (block[0], block[1]), dtypes, files)
+    return Fp8Plan(DTYPES[kind], (block[0], block[1]), dtypes, files, experts == "fp4")
 
 
 def notes(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -188,18 +188,18 @@ def _choose_tokens(q: Tensor, weights: Tensor, keys: Tensor, context: StepContex
     size, table = keys.shape[3], context.group.block_table
     count = min(count, table.shape[1] * size)
     out = torch.full((len(q), count), -1, dtype=torch.int32)
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         k = keys[table[row, : -(-(positions[-1] + 1) // size)], 0, 0].flatten(0, 1).float()  # [S, D]
         for index, position in enumerate(positions, first):
             seen = position + 1
             if seen <= count:
                 out[index, :seen] = torch.arange(seen, dtype=torch.int32)
                 continue
-            out[index] = _best(k[:seen], q[index], weights[index], count)
+            out[index] = best_places(k[:seen], q[index], weights[index], count)
     return out
 
 
-def _best(k: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
+def best_places(k: Tensor, q: Tensor, weights: Tensor, count: int) -> Tensor:
     """Returns the places of the `count` keys of k [S, D] that score highest for q [H, D], ascending."""
     scores = (k @ q.float().t()).clamp_(min=0) @ weights
     scores = scores.nan_to_num_(math.inf, math.inf, -math.inf)  # NaN is the highest, as in the specification
@@ -217,7 +217,7 @@ def _choose_pools(
     size, table, (pool, width) = keys.shape[3], context.group.block_table, offsets.shape
     out = torch.full((len(q), min(count + pool - 1, table.shape[1] * size)), -1, dtype=torch.int32)
     within = torch.arange(pool, dtype=torch.int32)
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         whole = (positions[-1] + 1) // pool
         tokens = keys[table[row, : -(-(whole * pool) // size)], 0, 0].flatten(0, 1)[: whole * pool].float()
         pooled = _pooled(tokens.reshape(whole, pool, 2 * width), offsets)
@@ -225,7 +225,7 @@ def _choose_pools(
             full = (position + 1) // pool
             best = torch.arange(full)
             if full > count // pool:
-                best = _best(pooled[:full], q[index], weights[index], count // pool)
+                best = best_places(pooled[:full], q[index], weights[index], count // pool)
             places = (best[:, None] * pool + within).flatten().to(torch.int32)
             tail = torch.arange(full * pool, position + 1, dtype=torch.int32)
             out[index, : len(places) + len(tail)] = torch.cat([places, tail])
@@ -250,7 +250,7 @@ def _chosen_attention(
 ) -> Tensor:
     """Token by token: a token reads the rows that were chosen for it, and no other."""
     out, table, size = q.new_empty((*q.shape[:2], spec.value_dim)), context.group.block_table.long(), spec.page_size
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         for index, position in enumerate(positions, first):
             places = chosen[index, : position + 1].long()
             places = places[places >= 0]
@@ -266,7 +266,7 @@ def _chosen_attention(
 def _choose_blocks(q: Tensor, keys: Tensor, context: StepContext, spec: BlockChoiceSpec) -> Tensor:
     size, table, block = keys.shape[3], context.group.block_table, spec.block
     out = torch.full((*q.shape[:2], min(spec.count, -(-table.shape[1] * size // block))), -1, dtype=torch.int32)
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         k = keys[table[row, : positions[-1] // size + 1], 0, 0].flatten(0, 1).float()  # [S, D]
         for index, position in enumerate(positions, first):
             num = position // block + 1
@@ -288,7 +288,7 @@ def _choose_mean_blocks(
 ) -> Tensor:
     size, table, block = keys.shape[3], context.group.block_table, spec.block
     out = torch.full((len(q), 1, 1 + min(spec.count, -(-table.shape[1] * size // block))), -1, dtype=torch.int32)
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         whole = (positions[-1] + 1) // block  # complete blocks
         k = keys[table[row, : positions[-1] // size + 1], 0, 0].flatten(0, 1)[: whole * block]
         k = mean_keys(k.unflatten(0, (whole, block)), turn, keys.dtype).float()  # [N, D]
@@ -314,7 +314,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 def _block_sparse_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: StepContext, spec: AttentionSpec) -> Tensor:
     out, table, size = torch.empty_like(q), context.group.block_table.long(), spec.page_size
     within, group = torch.arange(spec.chosen_block), spec.heads // spec.kv_heads
-    for row, first, positions in _rows_of(context):
+    for row, first, positions in rows_of(context):
         for index, position in enumerate(positions, first):
             for head in range(spec.kv_heads):
                 blocks = chosen[index, head % chosen.shape[1]].long()
@@ -327,7 +327,7 @@ def _block_sparse_attention(q: Tensor, kv: Tensor, chosen: Tensor, context: Step
     return out
 
 
-def _rows_of(context: StepContext) -> Iterator[tuple[int, int, list[int]]]:
+def rows_of(context: StepContext) -> Iterator[tuple[int, int, list[int]]]:
     """Yields each request's row, its first token in the step, and the positions of its tokens."""
     starts, positions = context.batch.query_start_loc.tolist(), context.batch.positions.tolist()
     for row, (first, last) in enumerate(itertools.pairwise(starts)):
