@@ -118,6 +118,7 @@ class KeyScales(Layer):
         super().__init__(build, "scale_heads", *(("add_row",) if remove_bias else ()))
         self._rank, self._dtype, self._projection, self._heads = build.rank, build.dtype, (projection,), heads
         self._pairs = rotary_pairs(head_dim, rotary)
+        self.key_offsets: Tensor
         self._removed, self._factor = slow_channels(head_dim, rotary) if remove_bias else ((), 1.0)
 
     def weights(self, path: str) -> list[Weight]:
@@ -141,7 +142,7 @@ class KeyScales(Layer):
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         held = self._parameters
         if self._removed:
-            k = self.ops.add_row(k.reshape(len(k), -1), held["key_offsets"].reshape(-1)).reshape(k.shape)
+            k = self.ops.add_row(k.reshape(len(k), -1), self.key_offsets.reshape(-1)).reshape(k.shape)
         pairs = ((q, held["queries"]), (k, held["keys_inverse"]))
         # each channel is a head of one number to the op
         scaled, turned = (self.ops.scale_heads(x.reshape(len(x), -1, 1), s).reshape(x.shape) for x, s in pairs)
