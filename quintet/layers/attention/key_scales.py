@@ -1,5 +1,4 @@
-"""Powers of two between K as a layer computes it and as an int8 or int4 cache holds it, for keys with large biases
-(Qwen2.5).
+"""Factors and offsets between K as a layer computes it and as an int8 or int4 cache holds it, for biases of Qwen2.5.
 
 An int8 cache has one scale for all channels of a token's head, an int4 cache one for each 32 of them. Where the key
 projection's bias makes a few channels a hundred times as large as the others, these lose their digits. Such channels
