@@ -1,5 +1,4 @@
-"""Specification of KV pages as bytes: rows of a 4-bit cache, pages that leave the cache, and those that a KV connector
-loads into it."""
+"""Specification of KV pages as bytes: rows of a 4-bit cache, and pages that leave the cache or are loaded into it."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,4 @@
-"""Powers of two between K as a layer computes it and as an int8 or int4 cache holds it, for keys with large biases
-(Qwen2.5).
+"""Factors and offsets between K as a layer computes it and as an int8 or int4 cache holds it, for biases of Qwen2.5.
 
 An int8 cache has one scale for all channels of a token's head, an int4 cache one for each 32 of them. Where the key
 projection's bias makes a few channels a hundred times as large as the others, these lose their digits. Such channels
@@ -118,6 +117,7 @@ class KeyScales(Layer):
         super().__init__(build, "scale_heads", *(("add_row",) if remove_bias else ()))
         self._rank, self._dtype, self._projection, self._heads = build.rank, build.dtype, (projection,), heads
         self._pairs = rotary_pairs(head_dim, rotary)
+        self.key_offsets: Tensor
         self._removed, self._factor = slow_channels(head_dim, rotary) if remove_bias else ((), 1.0)
 
     def weights(self, path: str) -> list[Weight]:
@@ -141,7 +141,7 @@ class KeyScales(Layer):
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         held = self._parameters
         if self._removed:
-            k = self.ops.add_row(k.reshape(len(k), -1), held["key_offsets"].reshape(-1)).reshape(k.shape)
+            k = self.ops.add_row(k.reshape(len(k), -1), self.key_offsets.reshape(-1)).reshape(k.shape)
         pairs = ((q, held["queries"]), (k, held["keys_inverse"]))
         # each channel is a head of one number to the op
         scaled, turned = (self.ops.scale_heads(x.reshape(len(x), -1, 1), s).reshape(x.shape) for x, s in pairs)
