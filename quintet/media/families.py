@@ -305,6 +305,7 @@ REFUSED = {
     "nemo_speechlm": "its processor has a second tokenizer, for times of words, which is not loaded here",
     "vision-encoder-decoder": "its decoder attends to rows of pictures, and decoders here to those of sound or text",
     "unlimited_ocr": "layers of its text model attend to the whole prompt, and to a window of the answer",
+    "qwen4_exp": "its indexers turn keys of blocks by one position, and tokens of pictures have three",
     "hunyuan_vl": "tokens of its text model have four rotary positions",
     "ernie4_5_vl_moe": "tokens of pictures have experts of their own in its text model",
     "pp_chart2table": "its chat template writes all tokens of a picture, and its processor none",
