@@ -308,6 +308,7 @@ REFUSED = {
     "unlimited_ocr": "layers of its text model attend to the whole prompt, and to a window of the answer",
     "glm5_next": "its encoder was not compared with transformers' here",
     "mistral_large4": "its pictures were not compared with transformers' here; those of `mistral3` are served",
+    "qwen4_exp": "its indexers turn keys of blocks by one position, and tokens of pictures have three",
     "hunyuan_vl": "tokens of its text model have four rotary positions",
     "ernie4_5_vl_moe": "tokens of pictures have experts of their own in its text model",
     "pp_chart2table": "its chat template writes all tokens of a picture, and its processor none",

@@ -131,6 +131,8 @@ class NGramEmbedding(Layer):
         return {"taps": taps, "factors": torch.tensor(sizes.factors), "heads": heads}
 
     def forward(self, cache: StepState) -> Tensor:
+        if self.factors.dtype != torch.int64:
+            raise ValueError("n-grams are hashed in 64 bits, which this platform does not compute; use device='cpu'")
         ids, sizes = cache.batch.token_ids, self._sizes
         given = (ids + 1).float()[:, None].expand(-1, sizes.order - 1).contiguous()  # 0 stands for no token
         kept = self.mixing.run_state_op(cache, given, None, ConvWeights(self.taps, None), settings=(False,))

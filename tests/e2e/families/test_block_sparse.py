@@ -3,10 +3,12 @@
 import copy
 import functools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from quintet import LLM, SamplingParams
@@ -100,6 +102,32 @@ def test_requests_of_no_more_tokens_than_the_blocks_have_need_no_indexer(name: s
     assert not any(each.endswith("indexer.queries") for each, _ in run.worker.model.named_modules())
     reference = tiny(name).logits(prompt)
     torch.testing.assert_close(run.prompts([prompt])[0], reference, rtol=0, atol=1e-4 * float(reference.std()))
+
+
+def test_minimax_m3_reads_minimaxs_own_names(tmp_path: Path) -> None:
+    """Those of the published files: experts one by one, gate and up apart, indexers' parts beside attention's."""
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(tiny("MiniMax-M3").folder / "model.safetensors").items():
+        own = name.replace(".indexer.", ".index_")
+        if ".1.mlp." in own or ".2.mlp." in own:
+            own = own.replace(".mlp.gate.e_score", ".mlp.e_score").replace(".mlp.", ".block_sparse_moe.")
+        own = f"language_model.{own}"
+        if own.endswith("gate_up_proj.weight"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                made[own.replace("gate_up", part)] = half.clone()
+        elif own.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            stem, word = own.rsplit(".", 1)
+            for expert, matrix in enumerate(tensor):
+                parts = dict(zip(("w1", "w3"), matrix.chunk(2), strict=True)) if word != "down_proj" else {"w2": matrix}
+                made |= {f"{stem}.{expert}.{part}.weight": each.clone() for part, each in parts.items()}
+        else:
+            made[own] = tensor
+    assert "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight" in made
+    save_file(made, tmp_path / "model.safetensors")
+    [prompt] = random_prompts(1, (60,), VOCAB)
+    found = Runner(replace(tiny("MiniMax-M3"), folder=tmp_path), max_model_len=SERVED).prompts([prompt])[0]
+    reference = tiny("MiniMax-M3").logits(prompt)
+    torch.testing.assert_close(found, reference, rtol=0, atol=1e-4 * float(reference.std()))
 
 
 def test_an_indexer_matters_behind_the_tokens_of_its_blocks() -> None:
