@@ -295,6 +295,8 @@ REFUSED = {
     "nemo_speechlm": "its processor has a second tokenizer, for times of words, which is not loaded here",
     "vision-encoder-decoder": "its decoder attends to rows of pictures, and decoders here to those of sound or text",
     "unlimited_ocr": "layers of its text model attend to the whole prompt, and to a window of the answer",
+    "glm5_next": "its encoder was not compared with transformers' here",
+    "mistral_large4": "its pictures were not compared with transformers' here; those of `mistral3` are served",
     "hunyuan_vl": "tokens of its text model have four rotary positions",
     "ernie4_5_vl_moe": "tokens of pictures have experts of their own in its text model",
     "pp_chart2table": "its chat template writes all tokens of a picture, and its processor none",

@@ -4,21 +4,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.altup import AltUp, AltUpProjections, AltUpSizes, SparseMLP, Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, replicated
 from quintet.layers.decoder import layer_window
-from quintet.layers.layer_state import StepState
-from quintet.layers.linear import column_parallel
-from quintet.layers.mlp import GatedMLP
-from quintet.layers.norm import RMSNorm
-from quintet.layers.per_layer_inputs import (
+from quintet.layers.gemma.altup import AltUp, AltUpProjections, AltUpSizes, SparseMLP, Streams
+from quintet.layers.gemma.per_layer_inputs import (
     HALF,
     PerLayerCausalLM,
     PerLayerTrunk,
     ValueNormAttention,
     attention_layers,
 )
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import column_parallel
+from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 

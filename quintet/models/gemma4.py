@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.weights import Weight
-from quintet.layers.altup import Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, Layer, replicated, vector_weight
 from quintet.layers.decoder import layer_window, refuse, require
+from quintet.layers.gemma.altup import Streams
+from quintet.layers.gemma.per_layer_inputs import PerLayerCausalLM, PerLayerTrunk, ValueNormAttention, attention_layers
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import ExpertRouter, Experts, MoESizes, router, unstacked
 from quintet.layers.norm import RMSNorm
-from quintet.layers.per_layer_inputs import PerLayerCausalLM, PerLayerTrunk, ValueNormAttention, attention_layers
 from quintet.layers.rope import Rotary
 
 

@@ -1,10 +1,11 @@
-// What Gemma 3n computes around its layers, for Python.
+// What is computed around layers of several streams, for Python.
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <nanobind/stl/vector.h>
 
+#include "cpu/elementwise/hyper_streams.h"
 #include "cpu/elementwise/streams.h"
 #include "cpu/bindings/bind.h"
 #include "cpu/graph.h"
@@ -84,6 +85,32 @@ void known(uintptr_t out, uintptr_t ids, long tokens, long count) {
     submit(known_ids, {at<int32_t>(out), at<const int32_t>(ids), tokens, count});
 }
 
+void gates(uintptr_t out, uintptr_t logits, uintptr_t scale, uintptr_t base, long tokens, long streams, long width, float eps,
+           float magnitude, float output_eps, long iterations) {
+    within("tokens", tokens, 0, INT32_MAX);
+    within("streams", streams, 1, kMostStreams);
+    if (width != streams && width != 2 * streams && width != (2 + streams) * streams) {
+        throw std::invalid_argument("width must be n, 2 n or (2 + n) n for n streams, not " + std::to_string(width));
+    }
+    const nb::gil_scoped_release released;
+    submit(stream_gates, {at<float>(out), at<const float>(logits), at<const float>(scale), at<const float>(base), tokens,
+                          streams, width, eps, magnitude, output_eps, iterations});
+}
+
+// op: 0 collapse_streams(), 1 expand_streams(), 2 repeat_streams().
+void mixed(int kind, int op, uintptr_t out, uintptr_t x, uintptr_t layer_output, uintptr_t gates, long tokens, long streams,
+           long width, long gate_stride, bool matrices) {
+    const FloatType type = type_of(kind);
+    within("op", op, 0, 2);
+    within("tokens", tokens, 0, INT32_MAX);
+    within("streams", streams, 1, kMostStreams);
+    within("width", width, 1, INT32_MAX / kMostStreams);
+    within("gate_stride", gate_stride, 0, INT32_MAX);
+    const nb::gil_scoped_release released;
+    submit(op == 0 ? collapse_streams : op == 1 ? expand_streams : repeat_streams,
+           {at(out), at(x), at(layer_output), at<const float>(gates), tokens, streams, width, gate_stride, matrices, type});
+}
+
 }  // namespace
 
 void bind_streams(nb::module_& m) {
@@ -97,6 +124,14 @@ void bind_streams(nb::module_& m) {
           "has above its mean and so many deviations, and the second as it is.");
     m.def("scale_rows", &scale, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("factors"), nb::arg("tokens"),
           nb::arg("width"), nb::arg("stride"), "Rows of x [tokens, width], each times its float32 factor.");
+    m.def("stream_gates", &gates, nb::arg("out"), nb::arg("logits"), nb::arg("scale"), nb::arg("base"), nb::arg("tokens"),
+          nb::arg("streams"), nb::arg("width"), nb::arg("eps"), nb::arg("magnitude"), nb::arg("output_eps"),
+          nb::arg("iterations"), "Weights of inputs, outputs and streams, of float32 logits [tokens, width].");
+    m.def("mixed_streams", &mixed, nb::arg("kind"), nb::arg("op"), nb::arg("out"), nb::arg("x"), nb::arg("layer_output"),
+          nb::arg("gates"), nb::arg("tokens"), nb::arg("streams"), nb::arg("width"), nb::arg("gate_stride"),
+          nb::arg("matrices"),
+          "Op 0: streams [tokens, streams width] added up by gates; 1: as many, with what a layer made; 2: x [tokens, width] "
+          "in each of them.");
     m.def("known_ids", &known, nb::arg("out"), nb::arg("ids"), nb::arg("tokens"), nb::arg("count"),
           "int32 ids, 0 in the place of those that are not below the count.");
 }

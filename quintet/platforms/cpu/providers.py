@@ -38,6 +38,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("gated_norm", "sigmoid_gate"), ("native",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("native",)),
     **dict.fromkeys(("predict_streams", "correct_streams", "as_large", "keep_above", "known_ids"), ("native",)),
+    **dict.fromkeys(("stream_gates", "collapse_streams", "expand_streams", "repeat_streams"), ("native",)),
     **dict.fromkeys(("route_sparse", "scale_rows", "local_experts", "count_experts"), ("native",)),
     **dict.fromkeys(("add_lora", "scale_adapted", "adapter_rows", "lora_experts"), ("native",)),
     **dict.fromkeys(("choose_pools", "choose_tokens", "chosen_attention"), ("torch",)),

@@ -42,7 +42,8 @@ def test_stages_hand_on_all_streams(family: str) -> None:
 def test_hy_v4_as_tencent_names_its_tensors(tmp_path: Path) -> None:
     tiny = variant("hy_v4", "plain")
     theirs = {
-        ".attn_hc.": ".hc_attn_layer.hc_pre.hc_", ".ffn_hc.": ".hc_mlp_layer.hc_pre.hc_", ".sinks": ".learnable_sink_param",
+        ".attn_hc.": ".hc_attn_layer.hc_pre.hc_", ".ffn_hc.": ".hc_mlp_layer.hc_pre.hc_",
+        ".sinks": ".learnable_sink_param",
         "self_attn.gate_proj": "self_attn.linear_gate", ".hc_head.hc_": ".hc_head.hc_head_",
     }  # fmt: skip
     tensors = {}

@@ -23,7 +23,8 @@ SPARSE = {
     "v_head_dim": 10, "index_head_dim": 16, "index_n_heads": 2,
 }  # fmt: skip
 HY_V4 = {
-    **PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1, "index_topk": LENGTH, "hc_mult": 3, "swiglu_limit": 1.5,
+    **PLAIN, **GROUPED, **SPARSE, "n_group": 1, "topk_group": 1, "index_topk": LENGTH, "hc_mult": 3,
+    "swiglu_limit": 1.5,
 }  # fmt: skip
 GLM_5_NEXT = {
     **{name: value for name, value in {**PLAIN, **GROUPED, **SPARSE}.items() if name != "first_k_dense_replace"},

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.altup import Streams
 from quintet.layers.attention.attention import SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, replicated
 from quintet.layers.decoder import CausalLM, rounded, select_output_rows
 from quintet.layers.embedding import VocabParallelEmbedding
+from quintet.layers.gemma.altup import Streams
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, column_parallel
 from quintet.layers.norm import RMSNorm
