@@ -63,7 +63,7 @@ class Null(Platform):
     name = "null"
     op_priority = {"greedy": ("null",)}
     supports_states = True
-    optional_spec_fields = frozenset({"chunk", "cross", "max_drafts"})
+    optional_spec_fields = frozenset({"chunk", "compressed", "cross", "max_drafts"})
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
