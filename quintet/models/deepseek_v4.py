@@ -1,4 +1,4 @@
-"""DeepSeek-V4 (DeepSeek-AI 2026): compressed entries beside a window, several residual streams, experts by token ids."""
+"""DeepSeek-V4 (DeepSeek-AI 2026): compressed entries beside a window, several streams, experts chosen by token ids."""
 
 from typing import Any
 
