@@ -37,9 +37,7 @@ class Entries(NamedTuple):
     """Compressed entries, which are K and V."""
 
     pages: Tensor  # [P, 1, 1, entries, D]
-    chosen: (
-        Tensor | None
-    )  # [T, C] int32: numbers of those that each token sees, -1: none; None: all up to its place
+    chosen: Tensor | None  # [T, C] int32: numbers of those that each token sees, -1: none; None: all up to its place
     layout: EntryPages
 
 
