@@ -148,13 +148,11 @@ class Recording:
 
 
 class CacheLost(RuntimeError):
-    """Raised by a step that took the cache over and did not return it: the engine makes another and computes all
-    again."""
+    """Raised by a step that took the cache and did not return it: the engine makes another and computes all again."""
 
 
 class DeviceLost(RuntimeError):
-    """Raised by whatever finds the device broken for good: nothing in this process computes on it any more, so that
-    the engine ends instead of failing one request after the other."""
+    """Raised by whatever finds the device broken for good: the engine ends instead of failing each request."""
 
 
 class Mixer(ABC):
@@ -314,7 +312,7 @@ class Platform(ABC):
     encoder_platform: ClassVar[str] = ""  # computes encoders of media on the host, where Capabilities.ops_only is set
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
-    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v; choose_blocks),
+    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v; choose_blocks), "distances",
     # "compressed" (AttentionSpec.rate, TokenChoiceSpec.rate: mixers are made of the bound ops of ops/compressed/)
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from quintet.interface.platform import Mixer
 from quintet.interface.types import AttentionSpec, BlockChoiceSpec, LayerSpec, StateSpec, TokenChoiceSpec
 from quintet.layers.layer_state import LayerMixer
-from quintet.ops.attention import TokenChoice
 from quintet.ops.compressed.attention import CompressedAttentionMixer, EntryChoice
 from quintet.ops.sparse.blocks import BlockChoice
+from quintet.ops.sparse.tokens import TokenChoice
 from quintet.ops.states import DRAFT_OPS, MAX_DRAFTS, StateMixer
 
 if TYPE_CHECKING:
