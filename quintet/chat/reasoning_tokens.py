@@ -79,7 +79,12 @@ def reasoning_marker_ids(
     if not any(_place(forced, each) >= 0 for each in closes) and forced and forced[0] in own:
         closes = (*closes, forced)
     stops = [_place(forced, each) + len(each) for each in closes if _place(forced, each) >= 0]
-    return ReasoningMarkerIds(opens, closes + until, forced[: min(stops)]) if opens and stops else None
+    texts = {text: bool(exact([text])) for text in parser.opens}
+    # a marker that also ends one which is written as text may end anything
+    unclear = any(
+        known and not other and text.endswith(mark) for mark, known in texts.items() for text, other in texts.items()
+    )
+    return ReasoningMarkerIds(opens, closes + until, forced[: min(stops)]) if opens and stops and not unclear else None
 
 
 def open_reasoning_tokens(
