@@ -5,7 +5,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quintet.parsers.combinators import LABEL, FormatPart, Marker, parts
+from quintet.parsers.combinators import LABEL, Alternatives, FormatPart, Marker, parts
 from quintet.parsers.events import Tool
 from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar, trailing
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
@@ -33,6 +33,7 @@ class CallBlock:
     def end(self) -> str:
         """The last marker; empty if there is none."""
         last = self.sequence[-1]
+        last = last.sequences[0][-1] if isinstance(last, Alternatives) else last
         return last.marks()[0] if isinstance(last, Marker) else ""
 
     def starts(self, names: Iterable[str]) -> tuple[str, ...]:

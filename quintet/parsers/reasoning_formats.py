@@ -20,7 +20,7 @@ REASONING_FORMATS = {
         ("<|content_thinking|>", "<|message_model|><|content_thinking|>"),
         ("<|end_message|>",),
         drops=INKLING_DROPS,
-        leads=("<|message_model|>", "<|content_text|>"),
+        leads=("<|message_model|><|content_text|>", "<|content_text|>"),
         before_calls="<|message_model|>",
         models="Inkling",
         signs=(("<|content_thinking|>",),),

@@ -91,7 +91,7 @@ TOOL_FORMATS = {
         (
             call_block(LABEL, *INKLING_CALL, anchored=True),
             call_block(*INKLING_CALL),
-            call_block("<|message_model|>", LABEL, *INKLING_CALL, written=False),
+            call_block("<|message_model|>", optional(LABEL), *INKLING_CALL, written=False),
         ),
         separator="<|message_model|>",
         drops=INKLING_DROPS,

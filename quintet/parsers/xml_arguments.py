@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar, properties
+from quintet.parsers.lark_grammar import NOTHING, LarkGrammar, NoGrammar, properties, quoted
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.schema import TEXT, argument_types, as_json, container, types
 from quintet.parsers.schema_types import Option, count_of, options
@@ -137,17 +137,14 @@ class ElementArguments:
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         calls.write("{")
-        names = set[str]()
+        before = ""
         schemas = calls.parameters.get("properties")
         while (yield from scan.expect(f"{self.mark}<", self.close)) != self.close:
             elements = _ElementReader(scan, self, calls.parameters)
             name = yield from elements.name()
-            if name in names:
-                raise MalformedText
-            before = ", " if names else ""
-            names.add(name)
             calls.write(f'{before}"{json_escaped(name)}": ')
             calls.write((yield from elements.value(name, schemas.get(name) if isinstance(schemas, Mapping) else None)))
+            before = ", "
         calls.write("}")
         calls.complete_arguments()
         calls.close()
@@ -164,27 +161,28 @@ class _ElementReader:
         self._left = MAX_VALUE
 
     def name(self) -> Steps[str]:
-        """The rest of an element's first tag -> its name."""
+        """The rest of a tag -> its name; of an element's last one, with the slash before it."""
         name: list[str] = []
         yield from self._scan.until((">",), name.append, MAX_NAME)
-        if not (text := "".join(name)).strip() or text.startswith("/"):
+        if not (text := "".join(name)).strip() or f"{self._form.mark}<{text}>" == self._form.close:
             raise MalformedText
         return text
 
     def value(self, name: str, schema: Any, depth: int = 1) -> Steps[str]:
-        """What stands in an element, and its last tag -> its JSON."""
-        if depth > MAX_DEPTH:
+        """What stands in an element, and its last tag -> its JSON. The last tag of one that no schema describes may
+        have any name: no grammar can demand the same."""
+        if depth > MAX_DEPTH or name.startswith("/"):
             raise MalformedText
-        close, kind, within = f"{self._form.mark}</{name}>", *container(schema, self._root)
+        kind, within = container(schema, self._root)
         text: list[str] = []
         children: list[tuple[str, str]] = []
         while True:
             start = len(text)
-            found = yield from self._scan.until((f"{self._form.mark}<", close), text.append, self._left)
+            yield from self._scan.until((f"{self._form.mark}<",), text.append, self._left)
             self._left -= sum(map(len, text[start:]))
-            if found == close:
-                return self._json("".join(text), children, schema, kind)
             child = yield from self.name()
+            if child == f"/{name}" or (schema is None and child.startswith("/")):
+                return self._json("".join(text), children, schema, kind)
             children.append((child, (yield from self.value(child, self._inner(child, kind, within), depth + 1))))
 
     def _inner(self, name: str, kind: str, within: Mapping[str, Any]) -> Any:
@@ -223,8 +221,13 @@ class _ElementGrammar:
 
     def members(self, schema: Mapping[str, Any]) -> str:
         """The elements of an object."""
-        pieces = [(self._element(name, each), needed) for name, each, needed in properties(schema) or ()]
-        return self._lark.some(pieces, NOTHING) if pieces else NOTHING
+        declared = properties(schema)
+        if declared is None:
+            mark, last = self._form.mark, self._form.close.removeprefix(f"{self._form.mark}</").removesuffix(">")
+            name = self._lark.terminal(f"{FREE_NAME} & ~{quoted(last)}")
+            value = until_marker(self._lark, True, TEXT, mark)
+            return f'({self._lark.literal(mark + "<")} {name} ">" {value} "</" {name} ">")*'
+        return self._lark.some([(self._element(name, each), needed) for name, each, needed in declared], NOTHING)
 
     def _element(self, name: str, schema: Any) -> str:
         if not 0 < len(name) <= MAX_NAME or name != name.strip() or ">" in name or name.startswith("/"):
@@ -254,13 +257,13 @@ class _ElementGrammar:
     def _nested(self, option: Option) -> str:
         kind, schema = option
         if kind == "object":
-            if properties(schema) is None:
-                raise NoGrammar
             return self.members(schema)
         if schema.keys() & {"prefixItems", "contains", "uniqueItems", "unevaluatedItems", "additionalItems"}:
             raise NoGrammar
         low, high = count_of(schema, "minItems") or 0, count_of(schema, "maxItems")
         if high is not None and high < low:
             raise NoGrammar
+        if high == 0:
+            return NOTHING
         item = self._element(self._form.item, schema.get("items", True))
         return f"({item}){{{low},{'' if high is None else high}}}"

@@ -220,11 +220,13 @@ XML_FORMATS = {
             call_block(
                 "<dots_function_call>\n",
                 alternatives(
-                    (one_or_more('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),),
-                    (JsonCall(),),
+                    (
+                        one_or_more('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
+                        "\n</dots_function_call>",
+                    ),
+                    (JsonCall(), "\n</dots_function_call>"),
                     written=1,
                 ),
-                "\n</dots_function_call>",
             ),
         ),
         separator="\n",

@@ -209,7 +209,7 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
             "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
         ),
         between="",
-        around=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|><|plamo:tag|>"),
+        around=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
     ),
     # IFM/K2-Horizon, chat_template.jinja
     "k2_horizon": each(
@@ -223,7 +223,6 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
             f"{ATEM(a)}</atem:invoke>\n</atem:function_calls>"
         ),
         between="<|eom|>",
-        around=("", "<|eot|>"),
     ),
     # Inkling's documentation of its messages
     "inkling": each(
@@ -259,4 +258,6 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
         between="<|start|>assistant",
     ),
 }
+PROMPTS = {"inkling": "<|message_model|>", "muse": "<|start|>assistant"}
+"""What a writer begins with that stands in the prompt where nothing is said before."""
 ALONE = ("xlam", "json", "llama3_json", "pythonic")  # nothing is said before their calls
