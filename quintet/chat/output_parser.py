@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningCounter, ReasoningMarkerIds, find_parser
+from quintet.chat.reasoning_tokens import (
+    NOT_REASONING,
+    ReasoningCounter,
+    ReasoningMarkerIds,
+    find_parser,
+    response_template,
+)
 from quintet.outputs import CompletionOutput
 from quintet.parsers import (
     TOOL_PARSERS,
@@ -52,10 +58,9 @@ class Parsers:
         """
         own = "" if tokenizer is None else tokenizer.templates
         tool = named.tool_call_parser or detect(template or own, family)[0]
-        added = () if tokenizer is None else tokenizer.added
         return cls(
-            None if tool in (None, "none") else TOOL_PARSERS.get(tool),
-            find_parser(named.reasoning_parser, template or own, family, added),
+            None if tool in (None, "none") else TOOL_PARSERS.get(tool, response_template(tool, tokenizer)),
+            find_parser(named.reasoning_parser, template or own, family, tokenizer),
         )
 
 

@@ -1,11 +1,11 @@
 """Counts the reasoning tokens of an output, found by the tokens that mark their begin and end."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import ReasoningConfig
-from quintet.parsers import REASONING_PARSERS, ReasoningParser, detect
+from quintet.parsers import FROM_CHECKPOINT, REASONING_PARSERS, ReasoningParser, detect
 
 if TYPE_CHECKING:
     from quintet.tokenizers.tokenizer import Tokenizer
@@ -41,10 +41,20 @@ class ReasoningMarkers(NamedTuple):
         return open_reasoning_tokens(self.tokenizer, self.parser, self.marks, prompt)
 
 
-def find_parser(name: str | None, template: str, family: str, added: Container[str]) -> ReasoningParser | None:
-    """The one of that name ("none": none), or else the one that fits; `added` are tokens with a text of their own."""
+def response_template(name: str, tokenizer: "Tokenizer | None") -> Mapping[str, Any] | None:
+    """Returns the checkpoint's response_template, for a parser that reads it; None for others, and if it has none."""
+    if tokenizer is None or name not in FROM_CHECKPOINT:
+        return None
+    hf = tokenizer.hf
+    found = getattr(hf, "response_template", None) or getattr(hf, "init_kwargs", {}).get("response_template")
+    return found if isinstance(found, Mapping) else None
+
+
+def find_parser(name: str | None, template: str, family: str, tokenizer: "Tokenizer | None") -> ReasoningParser | None:
+    """The one of that name ("none": none), or else the one that fits."""
+    added: Container[str] = () if tokenizer is None else tokenizer.added
     name = name or detect(template, family)[1] or ("think" if "<think>" in added and "</think>" in added else "none")
-    return None if name == "none" else REASONING_PARSERS.get(name)
+    return None if name == "none" else REASONING_PARSERS.get(name, response_template(name, tokenizer))
 
 
 def find_reasoning_markers(
