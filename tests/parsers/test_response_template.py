@@ -11,10 +11,21 @@ from quintet.parsers.response_template import parsers_of
 from tests.parsers.cutting import cut_in_two, in_bytes, whole
 from tests.parsers.transcripts import TOOLS, WRITERS
 
-serving = pytest.importorskip("transformers.cli.serving.utils")
-chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
-
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+QWEN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"},
+    },
+}
 HARMONY: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|start|>assistant",
@@ -63,17 +74,23 @@ ATEM: dict[str, Any] = {
 }
 
 
-def fallback(model_type: str) -> dict[str, Any]:
-    """One that transformers itself has."""
-    return next(each for types, each in serving._RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in types)
+def template_of(given: dict[str, Any] | str) -> dict[str, Any]:
+    """Returns a template; of a model type that which transformers itself has."""
+    if isinstance(given, dict):
+        return given
+    serving = pytest.importorskip("transformers.cli.serving.utils")
+    own = getattr(serving, "_RESPONSE_TEMPLATE_FALLBACKS", None)
+    if own is None:
+        pytest.skip("this release of transformers has no templates of its own")
+    return next(each for types, each in own.items() if given in types)
 
 
 CALLS = [("get_weather", {"city": "Bern", "days": 3}), ("now", {})]
 THOUGHT = "<think>\nHm, 1 < 2.\n</think>\n\n"
-TURNS: dict[str, tuple[dict[str, Any], str]] = {
-    "qwen3": (fallback("qwen3"), THOUGHT + "Let me see.\n" + WRITERS["hermes"](CALLS) + "<|im_end|>"),
-    "qwen3_5": (fallback("qwen3_5"), THOUGHT + "Let me see.\n" + WRITERS["qwen3_coder"](CALLS) + "<|im_end|>"),
-    "gemma4": (fallback("gemma4"), "<|channel>thought\nHm.<channel|>" + WRITERS["gemma4"](CALLS) + "<turn|>"),
+TURNS: dict[str, tuple[dict[str, Any] | str, str]] = {
+    "qwen3": ("qwen3", THOUGHT + "Let me see.\n" + WRITERS["hermes"](CALLS) + "<|im_end|>"),
+    "qwen3_5": ("qwen3_5", THOUGHT + "Let me see.\n" + WRITERS["qwen3_coder"](CALLS) + "<|im_end|>"),
+    "gemma4": ("gemma4", "<|channel>thought\nHm.<channel|>" + WRITERS["gemma4"](CALLS) + "<turn|>"),
     "gpt-oss": (
         HARMONY,
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
@@ -94,7 +111,8 @@ AS_TRANSFORMERS = [
 
 @pytest.mark.parametrize("name", TURNS)
 def test_a_turn_is_read_as_transformers_reads_it(name: str) -> None:
-    template, text = TURNS[name]
+    chat_parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    template, text = template_of(TURNS[name][0]), TURNS[name][1]
     tool, reasoning = parsers_of(template)
     found = whole(StreamParser(tool, reasoning, TOOLS), text)
     expected = chat_parsing.parse_response(text, template, prefix="", tools=AS_TRANSFORMERS)
@@ -112,7 +130,7 @@ def test_a_turn_is_read_as_transformers_reads_it(name: str) -> None:
 @pytest.mark.parametrize("name", TURNS)
 def test_calls_that_are_required_have_a_grammar(name: str) -> None:
     llguidance = pytest.importorskip("llguidance")
-    tool, _ = parsers_of(TURNS[name][0])
+    tool, _ = parsers_of(template_of(TURNS[name][0]))
     assert tool is not None
     grammar = tool.grammar(TOOLS)
     assert grammar is not None
@@ -120,14 +138,14 @@ def test_calls_that_are_required_have_a_grammar(name: str) -> None:
 
 
 def test_a_thought_that_the_prompt_begins() -> None:
-    _, reasoning = parsers_of(fallback("qwen3"))
+    _, reasoning = parsers_of(QWEN)
     assert reasoning is not None
     assert reasoning.begins_inside("<|im_start|>assistant\n<think>\n")
     assert not reasoning.begins_inside("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def changed(field: str, **given: Any) -> dict[str, Any]:
-    template = json.loads(json.dumps(fallback("qwen3")))
+    template = json.loads(json.dumps(QWEN))
     template["fields"].setdefault(field, {}).update(given)
     return template
 
