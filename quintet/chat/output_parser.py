@@ -1,7 +1,7 @@
 """Splits a model's answer into reasoning, content and tool calls, with the parsers that fit its chat template."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ def _texts(part: Any) -> Iterator[str]:
     """Yields all texts of a parser's declaration."""
     if isinstance(part, str):
         yield part
-    elif isinstance(part, tuple):
+    elif isinstance(part, tuple | Mapping):
         for each in part:
             yield from _texts(each)
     elif is_dataclass(part):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import quintet
+from quintet.chat import output_parser
 from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, marker_ids
 from quintet.chat.tool_choice import MAX_TOOLS, ToolChoice, forced_grammar, read_tools, strict_grammar
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, CallBegin, Parsed, Tool, ToolCall, parse
@@ -106,6 +107,8 @@ def test_the_checkpoint_describes_its_parsers(tmp_path: Path) -> None:
 def test_of_special_tokens_markers_alone_are_asked_for() -> None:
     bundled = bundled_tokenizer()
     assert marker_ids(LISTENING, bundled) == []  # <tool_call> and <think> are tokens like others there
+    solar = "\0".join(output_parser._texts(TOOL_PARSERS.get("solar_open2")))
+    assert "<|tool_arg:value|>" in solar  # between a name and its value
     within = REASONING_PARSERS.get("openai_gptoss")
     assert marker_ids(OutputFormat(None, within), bundled) == [bundled.added["<|end|>"]] != sorted(bundled.special_ids)
 
