@@ -1,8 +1,8 @@
-"""Parsers from a checkpoint's `response_template`, transformers' description of what a model writes
-(https://huggingface.co/docs/transformers/chat_response_parsing).
+"""Parsers from a checkpoint's `response_template`, transformers' description of what a model writes.
 
-A template has regular expressions. They are not run: those that stand for literals with names and space between them
-become a declaration, as a format of our own has one, and all others are refused.
+https://huggingface.co/docs/transformers/chat_response_parsing. A template has regular expressions. They are not run:
+those that stand for literals, with names and space between them, become a declaration as our own formats are, and all
+others are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_PATTERN = 4096  # characters of an expression
 
 
 class Gap(Enum):
-    """What stands between two literals of an expression: space, or any text."""
+    """Text between two literals of an expression: space, or any."""
 
     SPACE = "\n"
     ANY = " "
@@ -110,7 +110,7 @@ def _tool(field: Mapping[str, Any], drops: tuple[str, ...]) -> ToolParser:
 
 
 def _body(field: Mapping[str, Any], named: list[str], closes: list[list[Item]]) -> list[str | FormatPart]:
-    """Returns what stands between the markers of a call. `named`: the group with its name, if one has it."""
+    """Returns the parts between the markers of a call. `named`: the group with its name, if one has it."""
     content, arguments = field.get("content", "text"), field.get("content_args") or {}
     function = _function(field.get("transform"))
     if content == "json":

@@ -169,7 +169,7 @@ class _ElementReader:
         return text
 
     def value(self, name: str, schema: Any, depth: int = 1) -> Steps[str]:
-        """What stands in an element, and its last tag -> its JSON. The last tag of one that no schema describes may
+        """The rest of an element, with its last tag -> its JSON. The last tag of one that no schema describes may
         have any name: no grammar can demand the same."""
         if depth > MAX_DEPTH or name.startswith("/"):
             raise MalformedText
@@ -249,7 +249,7 @@ class _ElementGrammar:
         allowed = types(schema, root) or TEXT
         plain = len(found) > len(nested)
         if nested and (len(nested) > 1 or allowed & TEXT):
-            raise NoGrammar  # which of them a text is can only be told behind it
+            raise NoGrammar  # only the end of a text would show which of them it is
         ways = [f"{self._nested(each)} {self._lark.literal(self._form.mark)}" for each in nested]
         ways += [until_marker(self._lark, schema, allowed - {"array", "object"}, self._form.mark)] if plain else []
         return " | ".join(ways)
