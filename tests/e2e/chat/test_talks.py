@@ -200,7 +200,7 @@ def test_outputs_travel() -> None:
         ({"tool_call_parser": "hermess"}, "no tool parser is named 'hermess'"),
         (
             {"tool_call_parser": "hf"},
-            "reads response_template of tokenizer_config.json, which this checkpoint does not",
+            "reads response_template of tokenizer_config.json, which this checkpoint",
         ),
     ],
 )
