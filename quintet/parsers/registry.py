@@ -31,7 +31,7 @@ class Registry(Generic[P]):
     def add(self, name: str, parser: P) -> None:
         """ValueError if the name, or an alias of the parser's, is another one's."""
         for each in (name, *parser.aliases):
-            if self._parsers.get(self._names.get(each, ""), parser) != parser:
+            if each in FROM_CHECKPOINT or self._parsers.get(self._names.get(each, ""), parser) != parser:
                 raise ValueError(f"a {self._what} parser is already named {each!r}; give the new one another name")
         self._parsers[name] = parser
         self._names |= dict.fromkeys((name, *parser.aliases), name)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintet.parsers import (
+    FROM_CHECKPOINT,
     REASONING_PARSERS,
     TOOL_PARSERS,
     ReasoningParser,
@@ -42,13 +43,15 @@ def test_vllms_names_are_known() -> None:
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="no tool parser is named 'hermess'; there are .*hermes, hunyuan"):
+    with pytest.raises(ValueError, match="no tool parser is named 'hermess'; there are .*hermes, hf, hunyuan"):
         TOOL_PARSERS.get("hermess")
 
 
 def test_a_name_has_one_parser() -> None:
     with pytest.raises(ValueError, match="a tool parser is already named 'qwen3_xml'"):
         register("never_there", ToolParser((call_block("<a>", JsonCall()),), aliases=("qwen3_xml",)))
+    with pytest.raises(ValueError, match="a tool parser is already named 'hf'"):
+        register("never_there", ToolParser((call_block("<a>", JsonCall()),), aliases=("hf",)))
     with pytest.raises(ValueError, match="no tool parser is named 'never_there'"):
         TOOL_PARSERS.get("never_there")
     register("hermes", TOOL_PARSERS.get("hermes"))  # the same once more
@@ -101,7 +104,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_an_installed_package_brings_parsers(installed: Path) -> None:
     registry = Registry(ReasoningParser, "reasoning", "quintet.reasoning_parsers", {})
-    assert registry.names() == ["theirs", "wrong"]
+    assert registry.names() == [*FROM_CHECKPOINT, "theirs", "wrong"]
     assert registry.items() == []  # nothing is loaded before it is asked for
     assert parse("<hm>x</hm>y", None, registry.get("theirs")).reasoning == "x"
     with pytest.raises(
