@@ -14,7 +14,7 @@ from quintet.common.suggestions import refuse_unknown
 from quintet.config import StructuredOutputsConfig
 from quintet.media.input import MediaInput
 from quintet.outputs import CompletionOutput, RequestOutput
-from quintet.parsers.message_builder import MessageBuilder
+from quintet.parsers.events import MessageBuilder
 from quintet.sampling_params import SamplingParams
 from quintet.structured_output.grammar_source import GrammarWriter
 from quintet.tokenizers.tokenizer import Tokenizer

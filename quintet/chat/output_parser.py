@@ -1,11 +1,17 @@
 """Splits a model's answer into reasoning, content and tool calls, with the parsers that fit its chat template."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningCounter, ReasoningMarkerIds, find_parser
+from quintet.chat.reasoning_tokens import (
+    NOT_REASONING,
+    ReasoningCounter,
+    ReasoningMarkerIds,
+    find_parser,
+    response_template,
+)
 from quintet.outputs import CompletionOutput
 from quintet.parsers import (
     TOOL_PARSERS,
@@ -52,10 +58,9 @@ class Parsers:
         """
         own = "" if tokenizer is None else tokenizer.templates
         tool = named.tool_call_parser or detect(template or own, family)[0]
-        added = () if tokenizer is None else tokenizer.added
         return cls(
-            None if tool in (None, "none") else TOOL_PARSERS.get(tool),
-            find_parser(named.reasoning_parser, template or own, family, added),
+            None if tool in (None, "none") else TOOL_PARSERS.get(tool, response_template(tool, tokenizer)),
+            find_parser(named.reasoning_parser, template or own, family, tokenizer),
         )
 
 
@@ -91,7 +96,7 @@ def _texts(part: Any) -> Iterator[str]:
     """Yields all texts of a parser's declaration."""
     if isinstance(part, str):
         yield part
-    elif isinstance(part, tuple):
+    elif isinstance(part, tuple | Mapping):
         for each in part:
             yield from _texts(each)
     elif is_dataclass(part):

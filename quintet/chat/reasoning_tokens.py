@@ -1,11 +1,11 @@
 """Counts the reasoning tokens of an output, found by the tokens that mark their begin and end."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config import ReasoningConfig
-from quintet.parsers import REASONING_PARSERS, ReasoningParser, detect
+from quintet.parsers import FROM_CHECKPOINT, REASONING_PARSERS, ReasoningParser, detect
 
 if TYPE_CHECKING:
     from quintet.tokenizers.tokenizer import Tokenizer
@@ -41,10 +41,20 @@ class ReasoningMarkers(NamedTuple):
         return open_reasoning_tokens(self.tokenizer, self.parser, self.marks, prompt)
 
 
-def find_parser(name: str | None, template: str, family: str, added: Container[str]) -> ReasoningParser | None:
-    """The one of that name ("none": none), or else the one that fits; `added` are tokens with a text of their own."""
+def response_template(name: str, tokenizer: "Tokenizer | None") -> Mapping[str, Any] | None:
+    """Returns the checkpoint's response_template, for a parser that reads it; None for others, and if it has none."""
+    if tokenizer is None or name not in FROM_CHECKPOINT:
+        return None
+    hf = tokenizer.hf
+    found = getattr(hf, "response_template", None) or getattr(hf, "init_kwargs", {}).get("response_template")
+    return found if isinstance(found, Mapping) else None
+
+
+def find_parser(name: str | None, template: str, family: str, tokenizer: "Tokenizer | None") -> ReasoningParser | None:
+    """The one of that name ("none": none), or else the one that fits."""
+    added: Container[str] = () if tokenizer is None else tokenizer.added
     name = name or detect(template, family)[1] or ("think" if "<think>" in added and "</think>" in added else "none")
-    return None if name == "none" else REASONING_PARSERS.get(name)
+    return None if name == "none" else REASONING_PARSERS.get(name, response_template(name, tokenizer))
 
 
 def find_reasoning_markers(
@@ -79,7 +89,12 @@ def reasoning_marker_ids(
     if not any(_place(forced, each) >= 0 for each in closes) and forced and forced[0] in own:
         closes = (*closes, forced)
     stops = [_place(forced, each) + len(each) for each in closes if _place(forced, each) >= 0]
-    return ReasoningMarkerIds(opens, closes + until, forced[: min(stops)]) if opens and stops else None
+    texts = {text: bool(exact([text])) for text in parser.opens}
+    # a marker that also ends one which is written as text may end anything
+    unclear = any(
+        known and not other and text.endswith(mark) for mark, known in texts.items() for text, other in texts.items()
+    )
+    return ReasoningMarkerIds(opens, closes + until, forced[: min(stops)]) if opens and stops and not unclear else None
 
 
 def open_reasoning_tokens(

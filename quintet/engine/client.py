@@ -297,6 +297,6 @@ def _reasoning_markers(prepared: EnginePlan, tokenizer: Tokenizer | None) -> Rea
     structured, family = prepared.config.structured_outputs_config, str(prepared.hf_config.model_type)
     if structured.reasoning_parser_plugin is not None:
         load_plugin(structured.reasoning_parser_plugin)
-    templates, added = ("", ()) if tokenizer is None else (tokenizer.templates, tokenizer.added)
-    parser = find_parser(structured.reasoning_parser, templates, family, added)
+    templates = "" if tokenizer is None else tokenizer.templates
+    parser = find_parser(structured.reasoning_parser, templates, family, tokenizer)
     return find_reasoning_markers(tokenizer, parser, prepared.config.reasoning_config)

@@ -16,10 +16,11 @@ from quintet.parsers.events import (
     gather,
 )
 from quintet.parsers.formats import CallBlock, ReasoningParser, RequiredCalls, ToolParser, call_block
-from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, detect, load_plugin, register
+from quintet.parsers.registry import FROM_CHECKPOINT, REASONING_PARSERS, TOOL_PARSERS, detect, load_plugin, register
 from quintet.parsers.stream_parser import StreamParser, parse
 
 __all__ = [
+    "FROM_CHECKPOINT",
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "CallBlock",

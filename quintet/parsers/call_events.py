@@ -53,13 +53,23 @@ class CallEventBuilder:
     def set_id(self, id: str) -> None:
         self._id = id
 
-    def types(self, argument: str) -> frozenset[str]:
-        """The JSON types that the call's tool takes for it."""
+    def knows(self, name: str) -> bool:
+        """True for the name of a tool of the request."""
+        return name in self._schemas
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The schema of the call's arguments; empty if its tool is not of the request."""
+        return self._schemas.get(self._name or "", NOTHING)
+
+    def types(self, argument: str, written: str = "") -> frozenset[str]:
+        """The JSON types that the call's tool takes for it; where it takes no such argument, the type that the model
+        has `written`."""
         key = self._name or "", argument
         if key not in self._types:
             if len(self._types) >= MAX_CALLS:
                 self._types.clear()  # a model that makes names up
-            self._types[key] = argument_types(self._schemas.get(key[0], NOTHING), argument)
+            self._types[key] = argument_types(self.parameters, argument, {"type": written} if written else None)
         return self._types[key]
 
     def write(self, text: str) -> None:

@@ -70,13 +70,16 @@ class Marker:
 
 @dataclass(frozen=True)
 class Word:
-    """The function's name, which begins a call, or the call's id, or a word that says nothing.
+    """The function's name, which begins a call; its "label", which stands before the call and is no part of it; the
+    call's id; or a word that says nothing.
 
-    `pattern`: of a word that is no name, what a grammar has in its place, in Lark.
+    `pattern`: of a word that is no name, what a grammar has in its place, in Lark. `doubled`: a tool `f` may also be
+    called `f.f`.
     """
 
-    role: Literal["name", "id", ""] = ""
+    role: Literal["name", "label", "id", ""] = ""
     pattern: str = ""
+    doubled: bool = False
 
     def marks(self) -> tuple[str, ...]:
         return ()
@@ -88,19 +91,21 @@ class Word:
             raise MalformedText
         if self.role == "name":
             calls.begin()
-            calls.set_name(word)
+            head, _, tail = word.partition(".")
+            known = calls.knows(word) or not calls.knows(head)
+            calls.set_name(head if self.doubled and head == tail and not known else word)
         elif self.role == "id":
             calls.set_id(word)
 
     def lark(self, grammar: LarkGrammar) -> str:
-        if self.role != "name":
+        if self.role not in ("name", "label"):
             return self.pattern
         if not WORD.fullmatch(grammar.tool.name) or len(grammar.tool.name) > MAX_NAME:
             raise NoGrammar
         return grammar.literal(grammar.tool.name)
 
 
-NAME = Word("name")
+NAME, LABEL = Word("name"), Word("label")
 
 
 @dataclass(frozen=True)
@@ -130,12 +135,14 @@ class Arguments:
 @dataclass(frozen=True)
 class JsonCall:
     """A JSON object with the function's name and its arguments, in any order. A strict one has no other keys than
-    these and an id: where no marker stands before it, it may as well be an answer in JSON."""
+    these and an id: where no marker stands before it, it may as well be an answer in JSON. `compact`: models write no
+    space after its commas and colons."""
 
     name: str = "name"
     arguments: str = "arguments"
     strict: bool = False
     index_key: str = ""  # the key of the call's number, where a model writes one
+    compact: bool = False
 
     def marks(self) -> tuple[str, ...]:
         return ("{",)
@@ -187,6 +194,7 @@ class JsonCall:
         name = json.dumps(grammar.tool.name, ensure_ascii=False)
         number = f'{{"{self.index_key}": "' if self.index_key else ""
         head = ('", ' if number else "{") + f'"{self.name}": {name}, "{self.arguments}": '
+        head = head.replace('": ', '":').replace('", ', '",') if self.compact else head
         before = f"{grammar.literal(number)} /[0-9]{{1,3}}/" if number else ""
         return f"{before} {grammar.literal(head)} {grammar.arguments()} {grammar.literal('}')}"
 
@@ -244,9 +252,10 @@ class OptionalPart:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The first of several sequences that begins here."""
+    """The first of several sequences that begins here. `written`: how many of them a grammar has."""
 
     sequences: tuple[tuple[FormatPart, ...], ...]
+    written: int | None = None
 
     def marks(self) -> tuple[str, ...]:
         return tuple(mark for sequence in self.sequences for mark in sequence[0].marks())
@@ -259,7 +268,7 @@ class Alternatives:
         raise MalformedText
 
     def lark(self, grammar: LarkGrammar) -> str:
-        return "(" + " | ".join(grammar.sequence(sequence) for sequence in self.sequences) + ")"
+        return "(" + " | ".join(grammar.sequence(sequence) for sequence in self.sequences[: self.written]) + ")"
 
 
 def one_or_more(*described: str | FormatPart, between: str = "") -> OneOrMore:
@@ -270,5 +279,5 @@ def optional(*described: str | FormatPart, written: bool | None = None) -> Optio
     return OptionalPart(parts(*described), written)
 
 
-def alternatives(*described: tuple[str | FormatPart, ...]) -> Alternatives:
-    return Alternatives(tuple(parts(*each) for each in described))
+def alternatives(*described: tuple[str | FormatPart, ...], written: int | None = None) -> Alternatives:
+    return Alternatives(tuple(parts(*each) for each in described), written)

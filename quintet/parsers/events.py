@@ -1,7 +1,7 @@
-"""Parsed model output: the events of a stream, and the whole message that they add up to."""
+"""Parsed model output: the events of a stream, and the message that they add up to."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -126,3 +126,39 @@ def _with_text(event: Event, text: str) -> Event:
         case CallArguments(index):
             return CallArguments(index, text)
     return event
+
+
+@dataclass
+class MessageBuilder:
+    """An answer so far."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Reasoning(text):
+                    self.reasoning += text
+                case Content(text):
+                    self.content += text
+                case CallBegin(_, name, call_id):
+                    self.calls.append(ToolCall(name, "", call_id, complete=False))
+                case CallArguments(index, text):
+                    self.calls[index] = replace(self.calls[index], arguments=self.calls[index].arguments + text)
+                case CallEnd(index, complete):
+                    self.calls[index] = replace(self.calls[index], complete=complete)
+
+    def message(self) -> dict[str, Any]:
+        """Returns the message in OpenAI's format. Calls that broke off are left out: they cannot be answered."""
+        whole = [each for each in self.calls if each.complete]
+        message: dict[str, Any] = {"role": "assistant", "content": self.content if self.content or not whole else None}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if whole:
+            message["tool_calls"] = [
+                {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+                for each in whole
+            ]
+        return message

@@ -2,10 +2,10 @@
 
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quintet.parsers.combinators import FormatPart, Marker, parts
+from quintet.parsers.combinators import LABEL, Alternatives, FormatPart, Marker, parts
 from quintet.parsers.events import Tool
 from quintet.parsers.lark_grammar import LarkGrammar, NoGrammar, trailing
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
@@ -20,24 +20,35 @@ Signs = tuple[tuple[str, ...], ...]
 class CallBlock:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
     own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
-    call, and never something else. One that is `code` may as well be an answer: it is shown where it is cut off."""
+    call, and never something else. One that is `code` may as well be an answer: it is shown where it is cut off.
+    `written`: whether grammars have it."""
 
     sequence: tuple[FormatPart, ...]
     anchored: bool = False
     certain: bool = True
     code: bool = False
+    written: bool = True
 
     @property
     def end(self) -> str:
         """The last marker; empty if there is none."""
         last = self.sequence[-1]
+        last = last.sequences[0][-1] if isinstance(last, Alternatives) else last
         return last.marks()[0] if isinstance(last, Marker) else ""
+
+    def starts(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns the texts that it begins with; `names` are those of the tools."""
+        return tuple(names) if self.sequence[0] == LABEL else self.sequence[0].marks()
 
 
 def call_block(
-    *described: str | FormatPart, anchored: bool = False, certain: bool = True, code: bool = False
+    *described: str | FormatPart,
+    anchored: bool = False,
+    certain: bool = True,
+    code: bool = False,
+    written: bool = True,
 ) -> CallBlock:
-    return CallBlock(parts(*described), anchored, certain and not code, code)
+    return CallBlock(parts(*described), anchored, certain and not code, code, written)
 
 
 def call_id(name: str, position: int) -> str:
@@ -56,6 +67,7 @@ class ReasoningParser:
 
     `inside`: whether an output begins with them if the prompt does not show it. `until`: markers that end them and are
     more than an end. `drops`: markers around content. `leads`: those of them that stand before it, in their order.
+    `before_calls`: the one that stands between a thought and calls. `shown`: thoughts are content, with their markers.
     """
 
     opens: tuple[str, ...]
@@ -64,6 +76,8 @@ class ReasoningParser:
     until: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     leads: tuple[str, ...] = ()
+    before_calls: str = ""
+    shown: bool = False
     aliases: tuple[str, ...] = ()
     models: str = ""
     signs: Signs = ()
@@ -164,6 +178,8 @@ class ToolParser:
         except NO_GRAMMAR_ERRORS:
             return None
         thoughts = choice.reasoning
+        if thoughts is not None and thoughts.before_calls:
+            calls = f"({lark.literal(thoughts.before_calls)})? {calls}"
         if choice.alternative:
             other = choice.alternative
             calls = f"({calls} | {other if thoughts is None else thoughts.with_lead_markers(other, lark)})"
@@ -184,7 +200,7 @@ class ToolParser:
             thoughts = None  # a call may begin within them
         try:
             return OptionalCallGrammar(lark, special, thoughts).grammar_text(
-                self.blocks, choice.inside, choice.parallel
+                [each for each in self.blocks if each.written], choice.inside, choice.parallel
             )
         except NO_GRAMMAR_ERRORS:
             return None

@@ -1,8 +1,8 @@
 """Reasoning formats of the model families."""
 
 from quintet.parsers.formats import ReasoningParser
-from quintet.parsers.tool_formats import COHERE_DROPS, HARMONY_DROPS
-from quintet.parsers.xml_formats import KIMI_DROPS
+from quintet.parsers.tool_formats import COHERE_DROPS, HARMONY_DROPS, INKLING_DROPS
+from quintet.parsers.xml_formats import KIMI_DROPS, MUSE_DROPS
 
 REASONING_FORMATS = {
     "openai_gptoss": ReasoningParser(
@@ -11,9 +11,55 @@ REASONING_FORMATS = {
         until=("<|start|>assistant",),
         drops=HARMONY_DROPS,
         leads=("<|start|>assistant", "<|channel|>final<|message|>"),
+        before_calls="<|start|>assistant",
         aliases=("gpt_oss",),
         models="gpt-oss",
         signs=(("<|channel|>", "analysis"),),
+    ),
+    "inkling": ReasoningParser(
+        ("<|content_thinking|>", "<|message_model|><|content_thinking|>"),
+        ("<|end_message|>",),
+        drops=INKLING_DROPS,
+        leads=("<|message_model|><|content_text|>", "<|content_text|>"),
+        before_calls="<|message_model|>",
+        models="Inkling",
+        signs=(("<|content_thinking|>",),),
+    ),
+    "muse": ReasoningParser(
+        (" to=self<|message|>", "<|message|>"),
+        ("<|eom|>",),
+        until=MUSE_DROPS[:3],
+        drops=MUSE_DROPS,
+        leads=("<|start|>assistant", " to=user<|message|>"),
+        before_calls="<|start|>assistant",
+        aliases=("musespark1x",),
+        models="Muse Spark",
+        signs=(("to=self<|message|>",),),
+    ),
+    "muse_glimmer": ReasoningParser(
+        (" to=self<|message|>",),
+        ("<|eom|>",),
+        until=MUSE_DROPS[:3],
+        drops=(*MUSE_DROPS, "<|message|>"),
+        leads=("<|start|>assistant", " to=user<|message|>"),
+        before_calls="<|start|>assistant",
+        models="Muse Glimmer",
+        signs=(("to=self<|message|>",),),
+        families=("muse_glimmer",),
+    ),
+    "plamo3": ReasoningParser(
+        ("<|plamo:begin_think:plamo|>",),
+        ("<|plamo:end_think:plamo|>",),
+        drops=("<|plamo:tag|>",),
+        models="PLaMo 3",
+        signs=(("<|plamo:begin_think:plamo|>",),),
+    ),
+    "k2_horizon": ReasoningParser(
+        ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+        ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        until=("<ifm|tool_calls>",),
+        models="K2 Horizon",
+        signs=(("<ifm|think>",),),
     ),
     "kimi_k3": ReasoningParser(
         ("<|open|>think<|sep|>",),
@@ -117,9 +163,16 @@ REASONING_FORMATS = {
         ("<think>",),
         ("</think>",),
         inside=True,
-        aliases=("minimax_m2", "step3", "step3p5", "olmo3", "nemotron_v3"),
-        models="DeepSeek-R1, QwQ, MiniMax-M2, Step3, Olmo 3 Think, Nemotron 3",
+        aliases=("minimax_m2", "step3", "step3p5", "step5", "olmo3", "nemotron_v3", "granite_thinking_parser"),
+        models="DeepSeek-R1, QwQ, MiniMax-M2, Step3, Step-5, Olmo 3 Think, Nemotron 3, Granite 4.2",
         signs=(("assistant\n<think>",), ("assistant\\n<think>",), ("<｜Assistant｜>", "</think>")),
+    ),
+    "minimax_m2_append_think": ReasoningParser(
+        ("<think>",),
+        ("</think>",),
+        inside=True,
+        shown=True,
+        models="MiniMax-M2, with its thoughts in the content",
     ),
     "qwen3": ReasoningParser(
         ("<think>",),
@@ -131,10 +184,13 @@ REASONING_FORMATS = {
             "deepseek_v3",
             "deepseek_v31",
             "deepseek_v4",
+            "deepseek_v41",
             "holo2",
+            "ling3",
             "mimo",
             "poolside_v1",
             "minicpm5",
+            "minicpmv",
         ),
         models="Qwen3, GLM-4.5, DeepSeek-V3.1, SmolLM3, any that writes <think> itself",
         signs=(("<think>", "</think>"),),

@@ -3,15 +3,18 @@
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quintet.parsers.formats import ReasoningParser, ToolParser
 from quintet.parsers.reasoning_formats import REASONING_FORMATS
+from quintet.parsers.response_template import parsers_of
 from quintet.parsers.tool_formats import TOOL_FORMATS
 
 P = TypeVar("P", ToolParser, ReasoningParser)
+
+FROM_CHECKPOINT = ("beam", "hf")  # names of what the tokenizer's response_template describes
 
 
 class Registry(Generic[P]):
@@ -28,13 +31,21 @@ class Registry(Generic[P]):
     def add(self, name: str, parser: P) -> None:
         """ValueError if the name, or an alias of the parser's, is another one's."""
         for each in (name, *parser.aliases):
-            if self._parsers.get(self._names.get(each, ""), parser) != parser:
+            if each in FROM_CHECKPOINT or self._parsers.get(self._names.get(each, ""), parser) != parser:
                 raise ValueError(f"a {self._what} parser is already named {each!r}; give the new one another name")
         self._parsers[name] = parser
         self._names |= dict.fromkeys((name, *parser.aliases), name)
 
-    def get(self, name: str) -> P:
-        """Returns the parser with this name or alias. ValueError if there is none."""
+    def check(self, name: str) -> None:
+        """ValueError if there is no parser of this name for any checkpoint."""
+        if name not in FROM_CHECKPOINT:
+            self.get(name)
+
+    def get(self, name: str, response_template: Mapping[str, Any] | None = None) -> P:
+        """Returns the parser with this name or alias, or the one that the checkpoint's response_template describes.
+        ValueError if there is none."""
+        if name in FROM_CHECKPOINT:
+            return self._described(name, response_template)
         if name not in self._names:
             self._load(name)
         if name not in self._names:
@@ -43,11 +54,20 @@ class Registry(Generic[P]):
 
     def names(self) -> list[str]:
         """All that `get` takes, aliases and installed packages' too."""
-        return sorted({*self._names, *importlib.metadata.entry_points(group=self._group).names})
+        return sorted({*self._names, *FROM_CHECKPOINT, *importlib.metadata.entry_points(group=self._group).names})
 
     def items(self) -> list[tuple[str, P]]:
         """Each parser once, by its own name."""
         return list(self._parsers.items())
+
+    def _described(self, name: str, template: Mapping[str, Any] | None) -> P:
+        if template is None:
+            why = "reads response_template of tokenizer_config.json, which this checkpoint does not have"
+            raise ValueError(f"the {self._what} parser {name!r} {why}; name another parser, or none")
+        for parser in parsers_of(template):
+            if isinstance(parser, self._kind):
+                return parser
+        raise ValueError(f"the tokenizer's response_template has no {self._what}; name another parser, or none")
 
     def _load(self, name: str) -> None:
         for entry in importlib.metadata.entry_points(group=self._group, name=name):

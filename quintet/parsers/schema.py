@@ -34,10 +34,11 @@ def with_bounded_whitespace(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
 
 
-def argument_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types of one argument; of one that the schema does not know, or says nothing of: a string."""
+def argument_types(parameters: Mapping[str, Any], name: str, otherwise: Any = None) -> frozenset[str]:
+    """The types of one argument; of one that the schema does not know, those of `otherwise`, or a string, which is
+    also one of which the schema says nothing."""
     properties = parameters.get("properties")
-    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    schema = properties.get(name, otherwise) if isinstance(properties, Mapping) else otherwise
     return types(schema, parameters) or TEXT
 
 
@@ -57,6 +58,20 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
                 ]
                 waiting += [resolve_reference(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
+
+
+def container(schema: Any, root: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """("array" or "object", the part of the schema that describes it); ("", {}) if the schema allows neither."""
+    waiting = [schema]
+    for _ in range(MAX_OPTIONS):
+        each = waiting.pop(0) if waiting else None
+        if isinstance(each, Mapping):
+            declared = set(_declared_types(each))
+            for kind in {"array", "object"} & declared:
+                return kind, each
+            waiting += [option for key in ("anyOf", "oneOf", "allOf") for option in _string_list(each, key)]
+            waiting += [resolve_reference(each["$ref"], root)] if "$ref" in each else []
+    return "", {}
 
 
 def _declared_types(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quintet.parsers.call_events import CallEventBuilder, LateEnd
 from quintet.parsers.combinators import read_all
@@ -44,15 +44,21 @@ class StreamParser:
         self._emit = self._late.add if late_end else self._events.append
         self._calls = CallEventBuilder(self._scan, self._emit, schemas, whole_calls)
         self._kind: Kind = Content
-        if reasoning is not None and (reasoning.inside if inside is None else inside):
+        self._spoke = False  # whether there was content
+        inside = reasoning is not None and (reasoning.inside if inside is None else inside)
+        if reasoning is not None and reasoning.shown:
+            if inside:
+                self._emit(Content(reasoning.opens[0]))
+                self._spoke = True
+            reasoning, inside = None, False
+        if inside:
             self._kind = Reasoning
         self._trim = self._kind is Reasoning  # space at the beginning of the next text, which a marker stands before
         self._fresh = True  # whether nothing but markers came before, since the beginning or the last marker
-        self._spoke = False  # whether there was content
         self._gap: str | None = None  # space before the call that came since the last content
         self._until = frozenset(reasoning.until if reasoning else ())
         self._closes = reasoning.closes if reasoning else ()
-        self._anywhere, self._anchored = _markers(tool, reasoning)
+        self._anywhere, self._anchored = _markers(tool, reasoning, schemas)
         if late_end:
             self._anywhere[Content] |= dict.fromkeys(self._closes, Content)
         self._steps = self._run()
@@ -176,21 +182,21 @@ class StreamParser:
 
 
 def _markers(
-    tool: ToolParser | None, reasoning: ReasoningParser | None
+    tool: ToolParser | None, reasoning: ReasoningParser | None, names: Iterable[str]
 ) -> tuple[dict[Kind, dict[str, Marked]], dict[Kind, dict[str, Marked]]]:
     """For each kind of text what each marker in it begins: those that count anywhere, and those at its beginning."""
     anywhere: dict[Kind, dict[str, Marked]] = {Content: {}, Reasoning: {}}
     anchored: dict[Kind, dict[str, Marked]] = {Content: {}, Reasoning: {}}
     for each in tool.blocks if tool else ():
         place = anchored if each.anchored else anywhere
-        place[Content] |= dict.fromkeys(each.sequence[0].marks(), each)
+        place[Content] |= dict.fromkeys(each.starts(names), each)
         if not (each.anchored or each.code):
-            anywhere[Reasoning] |= dict.fromkeys(each.sequence[0].marks(), each)
+            anywhere[Reasoning] |= dict.fromkeys(each.starts(names), each)
     for drops in (tool.drops if tool else (), reasoning.drops if reasoning else ()):
         anywhere[Content] |= dict.fromkeys(drops, Content)
     if reasoning:
         for kind in (Content, Reasoning):
-            anchored[kind] |= dict.fromkeys(reasoning.opens, Reasoning)
+            anchored[kind] |= dict.fromkeys((mark.strip() for mark in reasoning.opens), Reasoning)
         anchored[Content] |= dict.fromkeys(reasoning.leads, Content)
         anywhere[Reasoning] |= dict.fromkeys(reasoning.closes + reasoning.until, Content)
     return anywhere, anchored

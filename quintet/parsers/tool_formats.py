@@ -1,6 +1,6 @@
 """Tool call formats of the model families, from their chat templates and documentation."""
 
-from quintet.parsers.combinators import NAME, Arguments, JsonCall, Word, alternatives, one_or_more, optional
+from quintet.parsers.combinators import LABEL, NAME, Arguments, JsonCall, Word, alternatives, one_or_more, optional
 from quintet.parsers.formats import ToolParser, call_block, short_id
 from quintet.parsers.value_reader import PYTHON, gemma
 from quintet.parsers.xml_formats import XML_FORMATS
@@ -22,6 +22,17 @@ HARMONY_BODY = (
     optional("<|call|>"),
 )
 COHERE_DROPS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+INKLING_CALL = (
+    "<|content_invoke_tool_json|>",
+    JsonCall(arguments="args", compact=True),
+    optional("<|end_message|>", written=True),
+)
+INKLING_TEXTS = ("<|content_text|>", "<|content_invoke_tool_text|>", "<|content_tool_error|>")
+INKLING_DROPS = (
+    *(before + kind for before in ("", "<|message_model|>") for kind in INKLING_TEXTS),
+    "<|end_message|>",
+    "<|content_model_end_sampling|>",
+)
 HARMONY_DROPS = (
     "<|start|>assistant",
     "<|channel|>analysis<|message|>",
@@ -75,6 +86,42 @@ TOOL_FORMATS = {
         models="DeepSeek-V3.1",
         shape="name, then JSON",
         signs=(("<｜tool▁calls▁begin｜>",),),
+    ),
+    "inkling": ToolParser(
+        (
+            call_block(LABEL, *INKLING_CALL, anchored=True),
+            call_block(*INKLING_CALL),
+            call_block("<|message_model|>", optional(LABEL), *INKLING_CALL, written=False),
+        ),
+        separator="<|message_model|>",
+        drops=INKLING_DROPS,
+        models="Inkling",
+        shape="JSON object per call",
+        signs=(("<|content_invoke_tool_json|>",),),
+    ),
+    "plamo3": ToolParser(
+        (
+            call_block(
+                "<|plamo:begin_tool_requests:plamo|>",
+                one_or_more(
+                    "<|plamo:begin_tool_request:plamo|>",
+                    "<|plamo:begin_tool_name:plamo|>",
+                    NAME,
+                    "<|plamo:end_tool_name:plamo|>",
+                    "<|plamo:begin_tool_arguments:plamo|>",
+                    optional("<|plamo:constrain|>", Word(pattern='"json"'), written=True),
+                    "<|plamo:msg|>",
+                    ARGUMENTS,
+                    "<|plamo:end_tool_arguments:plamo|>",
+                    "<|plamo:end_tool_request:plamo|>",
+                ),
+                "<|plamo:end_tool_requests:plamo|>",
+            ),
+        ),
+        drops=("<|plamo:tag|>",),
+        models="PLaMo 3",
+        shape="name, then JSON",
+        signs=(("<|plamo:begin_tool_request",),),
     ),
     "kimi_k2": ToolParser(
         (
@@ -278,7 +325,7 @@ TOOL_FORMATS = {
     "hermes": ToolParser(
         (call_block("<tool_call>\n", CALL, "\n</tool_call>"),),
         separator="\n",
-        aliases=("granite4", "ernie45"),
+        aliases=("granite4", "ernie45", "qwen3_json"),
         models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, SmolLM3, Granite 4, ERNIE-4.5",
         shape="JSON object per call",
         signs=(("<tool_call>",),),

@@ -2,21 +2,24 @@
 
 from dataclasses import replace
 
-from quintet.parsers.combinators import NAME, Word, one_or_more, optional
+from quintet.parsers.combinators import LABEL, NAME, JsonCall, Word, alternatives, one_or_more, optional
 from quintet.parsers.formats import CallBlock, ToolParser, call_block
 from quintet.parsers.schema import ANY, TEXT
-from quintet.parsers.xml_arguments import XmlArguments
+from quintet.parsers.xml_arguments import ElementArguments, XmlArguments
 
 QWEN_FIELDS = XmlArguments("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
 SEED_FIELDS = XmlArguments("<parameter=", {">": None}, "</parameter>", "</function>")
 GLM_FIELDS = XmlArguments("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="\n<arg_value>")
 INVOKE_FIELDS = XmlArguments('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
 STEP_FIELDS = XmlArguments('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
-DSML_FIELDS = XmlArguments(
-    '<｜DSML｜parameter name="',
-    {'" string="true">': TEXT, '" string="false">': ANY},
-    "</｜DSML｜parameter>",
-    "</｜DSML｜invoke>",
+ATEM_FIELDS = XmlArguments('<atem:parameter name="', {'">': None}, "</atem:parameter>", "</atem:invoke>")
+IFM_FIELDS = XmlArguments(
+    "<ifm|arg_key>",
+    {"</ifm|arg_key>": None},
+    "</ifm|arg_value>",
+    "</ifm|tool_call>",
+    value="\n<ifm|arg_value>",
+    kind=("<ifm|arg_type>", "</ifm|arg_type>"),
 )
 SOLAR_FIELDS = XmlArguments("<|tool_arg:start|>", {"<|tool_arg:value|>": None}, "<|tool_arg:end|>", "<|tool_call:end|>")
 KIMI_FIELDS = XmlArguments(
@@ -33,6 +36,14 @@ KIMI_DROPS = (
     "<|close|>message<|sep|>",
     "<|end_of_msg|>",
 )
+MUSE_DROPS = (
+    "<|start|>assistant",
+    "to=user<|message|>",
+    "to=commentary<|message|>",
+    "<|eom|>",
+    "<|eot|>",
+)
+M3 = "]<]minimax[>["  # stands before each tag
 
 
 def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> CallBlock:
@@ -50,10 +61,17 @@ def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> CallBlock:
     return call_block(f"<tool_calls{mark}>{line}", calls, f"{line}</tool_calls{mark}>")
 
 
-def dsml(name: str) -> CallBlock:
-    """DeepSeek's markup, in an element of that name."""
-    invoke = one_or_more('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
-    return call_block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
+def dsml(name: str, space: str = "") -> CallBlock:
+    """DeepSeek's markup, in an element of that name; `space` stands before each name of an element."""
+    mark = f"｜DSML｜{space}"
+    fields = XmlArguments(
+        f'<{mark}parameter name="',
+        {'" string="true">': TEXT, '" string="false">': ANY},
+        f"</{mark}parameter>",
+        f"</{mark}invoke>",
+    )
+    invoke = one_or_more(f'<{mark}invoke name="', NAME, '">\n', fields, between="\n")
+    return call_block(f"<{mark}{name}>\n", invoke, f"\n</{mark}{name}>")
 
 
 # The more telling a parser's signs, the earlier it stands.
@@ -64,8 +82,8 @@ XML_FORMATS = {
             call_block("<function=", NAME, ">\n", QWEN_FIELDS, optional("\n</tool_call>")),
         ),
         separator="\n",
-        aliases=("qwen3_xml", "mimo", "step3p5"),
-        models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step-3.5",
+        aliases=("qwen3_xml", "mimo", "step3p5", "step5"),
+        models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step-3.5, Step-5, MiniCPM-V, Granite 4.2",
         shape="XML parameters",
         signs=(("<function=", "<parameter=", "<tool_call>"),),
     ),
@@ -79,7 +97,8 @@ XML_FORMATS = {
     "glm47": ToolParser(
         (call_block("<tool_call>", NAME, replace(GLM_FIELDS, value="<arg_value>", after="")),),
         separator="",
-        models="GLM-4.7",
+        aliases=("ling3",),
+        models="GLM-4.7, Ling 3",
         shape="XML parameters",
         signs=(("</arg_key><arg_value>",),),
     ),
@@ -177,5 +196,77 @@ XML_FORMATS = {
         models="DeepSeek-V4",
         shape="XML parameters",
         signs=(("｜DSML｜tool_calls",),),
+    ),
+    "deepseek_v41": ToolParser(
+        (dsml("calls", " "),),
+        models="DeepSeek-V4.1",
+        shape="XML parameters",
+        signs=(("｜DSML｜ calls",),),
+    ),
+    "minimax_m3": ToolParser(
+        (
+            call_block(
+                f"{M3}<tool_call>\n",
+                one_or_more(f'{M3}<invoke name="', NAME, '">', ElementArguments(M3, f"{M3}</invoke>"), between="\n"),
+                f"\n{M3}</tool_call>",
+            ),
+        ),
+        models="MiniMax-M3",
+        shape="XML elements",
+        signs=((M3,),),
+    ),
+    "dots": ToolParser(
+        (
+            call_block(
+                "<dots_function_call>\n",
+                alternatives(
+                    (
+                        one_or_more('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
+                        "\n</dots_function_call>",
+                    ),
+                    (JsonCall(), "\n</dots_function_call>"),
+                    written=1,
+                ),
+            ),
+        ),
+        separator="\n",
+        models="dots 3",
+        shape="XML parameters; JSON object",
+        signs=(("<dots_function_call>",),),
+    ),
+    "k2_horizon": ToolParser(
+        (
+            call_block(
+                "<ifm|tool_calls>\n",
+                one_or_more(
+                    "<ifm|tool_call>",
+                    alternatives((NAME, "\n", IFM_FIELDS), (JsonCall(), "</ifm|tool_call>")),
+                    between="\n",
+                ),
+                "\n</ifm|tool_calls>",
+            ),
+        ),
+        models="K2 Horizon",
+        shape="XML parameters; JSON object",
+        signs=(("<ifm|tool_calls>",),),
+    ),
+    "muse": ToolParser(
+        (
+            call_block(
+                " to=",
+                LABEL,
+                "<|message|>",
+                "<atem:function_calls>\n",
+                one_or_more('<atem:invoke name="', Word("name", doubled=True), '">\n', ATEM_FIELDS, between="\n"),
+                "\n</atem:function_calls>",
+                certain=False,
+            ),
+        ),
+        separator="<|eom|><|start|>assistant",
+        drops=MUSE_DROPS,
+        aliases=("musespark1x", "muse_glimmer"),
+        models="Muse Spark, Muse Glimmer",
+        shape="XML parameters",
+        signs=(("<atem:function_calls>",),),
     ),
 }

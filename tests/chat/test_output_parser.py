@@ -1,16 +1,22 @@
 """Answers taken apart for HTTP: what is told, and what is not."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quintet
+from quintet.chat import output_parser
 from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, marker_ids
 from quintet.chat.tool_choice import MAX_TOOLS, ToolChoice, forced_grammar, read_tools, strict_grammar
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, CallBegin, Tool
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, CallBegin, Parsed, Tool, ToolCall, parse
 from quintet.sampling_params import ParameterError
 from quintet.server.config import ServerConfig
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
+from quintet.tokenizers.tokenizer import load_tokenizer
 from tests.server.fakes import bundled_tokenizer
 
 HERMES, THINK = TOOL_PARSERS.get("hermes"), REASONING_PARSERS.get("think")
@@ -77,9 +83,32 @@ def test_the_family_settles_which_of_several_formats_it_is() -> None:
     assert found == {family: TOOL_PARSERS.get(family) for family in found}
 
 
+def test_the_checkpoint_describes_its_parsers(tmp_path: Path) -> None:
+    own = Path(quintet.__file__).parent / "bundled"
+    shutil.copy(own / "tokenizer.json", tmp_path)
+    config = json.loads((own / "tokenizer_config.json").read_text())
+    template = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "thinking": {"open": "<hm>", "close": "</hm>"},
+            "tool_calls": {"open": "<c>", "close": "</c>", "content": "json", "transform": {"function": "{content}"}},
+        },
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": template}))
+    named = ServerConfig(tool_call_parser="hf", reasoning_parser="beam")
+    found = Parsers.select(named, load_tokenizer(tmp_path), None)
+    assert found.tool is not None and found.reasoning is not None
+    read = parse('<hm>Hm.</hm>So: <c>{"name": "f", "arguments": {}}</c>', found.tool, found.reasoning)
+    assert read == Parsed("Hm.", "So:", (ToolCall("f", "{}"),))
+    with pytest.raises(ValueError, match="'hf' reads response_template of tokenizer_config.json, which this"):
+        Parsers.select(ServerConfig(tool_call_parser="hf"), bundled_tokenizer(), None)
+
+
 def test_of_special_tokens_markers_alone_are_asked_for() -> None:
     bundled = bundled_tokenizer()
     assert marker_ids(LISTENING, bundled) == []  # <tool_call> and <think> are tokens like others there
+    solar = "\0".join(output_parser._texts(TOOL_PARSERS.get("solar_open2")))
+    assert "<|tool_arg:value|>" in solar  # between a name and its value
     within = REASONING_PARSERS.get("openai_gptoss")
     assert marker_ids(OutputFormat(None, within), bundled) == [bundled.added["<|end|>"]] != sorted(bundled.special_ids)
 

@@ -22,7 +22,7 @@ from quintet.clients.chat_deltas import ChatDeltaParser
 from quintet.clients.remote_engine import RemoteEngine, ServerSpeed
 from quintet.clients.server_address import ServerTarget, server_url
 from quintet.config import Environment, read_environment
-from quintet.parsers.message_builder import MessageBuilder
+from quintet.parsers.events import MessageBuilder
 from tests.clients.conftest import KEY, Fake
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, RequiredCalls, Tool, ToolParser
 from quintet.parsers.tool_formats import TOOL_FORMATS
-from tests.parsers.transcripts import ALONE, TYPES, WRITERS, Asked
+from tests.parsers.transcripts import ALONE, PROMPTS, TYPES, WRITERS, Asked
 
 llguidance = pytest.importorskip("llguidance", reason="grammars are an extra: pip install 'quintet-llm[structured]'")
 
@@ -119,7 +119,7 @@ def test_one_call_alone() -> None:
 
 
 def test_where_a_marker_may_be_something_else_there_is_no_grammar() -> None:
-    assert set(TOOL_FORMATS) - set(WATCHED) == {"openai", "phi4_mini_json", "xlam", "json"}
+    assert set(TOOL_FORMATS) - set(WATCHED) == {"openai", "muse", "phi4_mini_json", "xlam", "json"}
     assert TOOL_PARSERS.get("json").optional_call_grammar(tools()) is None
 
 
@@ -130,5 +130,5 @@ def test_a_call_that_is_forced_is_what_the_template_writes(name: str) -> None:
     assert grammar is not None
     vocabulary = Vocabulary({})
     matcher = llguidance.LLMatcher(vocabulary.tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
-    ids = vocabulary.ids(WRITERS[name](CALLS[:1]))
+    ids = vocabulary.ids(WRITERS[name](CALLS[:1]).removeprefix(PROMPTS.get(name, "")))
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

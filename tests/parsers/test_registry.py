@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintet.parsers import (
+    FROM_CHECKPOINT,
     REASONING_PARSERS,
     TOOL_PARSERS,
     ReasoningParser,
@@ -23,9 +24,12 @@ from quintet.parsers.registry import Registry
 VLLM_TOOLS = """apertus cohere_command3 deepseek_v3 deepseek_v31 deepseek_v32 ernie45 functiongemma gemma4
 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hunyuan_a13b internlm jamba kimi_k2 lfm2 llama3_json
 llama4_json llama4_pythonic longcat mimo minimax minimax_m2 mistral olmo3 openai phi4_mini_json pythonic
-qwen3_coder qwen3_xml seed_oss step3 step3p5 xlam""".split()
+qwen3_coder qwen3_xml seed_oss step3 step3p5 xlam deepseek_v4 deepseek_v41 dots hy_v3 hy_v4 inkling k2_horizon kimi_k3
+ling3 minicpm5 minimax_m3 muse muse_glimmer musespark1x plamo3 poolside_v1 qwen3_json step5""".split()
 VLLM_REASONING = """cohere_command3 deepseek_r1 deepseek_v3 ernie45 gemma4 glm45 glm47 granite holo2 hunyuan_a13b
-kimi_k2 mimo minimax_m2 mistral nemotron_v3 olmo3 openai_gptoss qwen3 seed_oss step3 step3p5""".split()
+kimi_k2 mimo minimax_m2 mistral nemotron_v3 olmo3 openai_gptoss qwen3 seed_oss step3 step3p5 deepseek_v41
+granite_thinking_parser inkling k2_horizon ling3 minicpmv minimax_m2_append_think minimax_m3 muse muse_glimmer
+musespark1x plamo3 step5""".split()
 PLUGIN = """
 from quintet.parsers import ToolParser, call_block, register
 from quintet.parsers.combinators import JsonCall
@@ -39,13 +43,15 @@ def test_vllms_names_are_known() -> None:
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="no tool parser is named 'hermess'; there are .*hermes, hunyuan"):
+    with pytest.raises(ValueError, match="no tool parser is named 'hermess'; there are .*hermes, hf, hunyuan"):
         TOOL_PARSERS.get("hermess")
 
 
 def test_a_name_has_one_parser() -> None:
     with pytest.raises(ValueError, match="a tool parser is already named 'qwen3_xml'"):
         register("never_there", ToolParser((call_block("<a>", JsonCall()),), aliases=("qwen3_xml",)))
+    with pytest.raises(ValueError, match="a tool parser is already named 'hf'"):
+        register("never_there", ToolParser((call_block("<a>", JsonCall()),), aliases=("hf",)))
     with pytest.raises(ValueError, match="no tool parser is named 'never_there'"):
         TOOL_PARSERS.get("never_there")
     register("hermes", TOOL_PARSERS.get("hermes"))  # the same once more
@@ -98,7 +104,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_an_installed_package_brings_parsers(installed: Path) -> None:
     registry = Registry(ReasoningParser, "reasoning", "quintet.reasoning_parsers", {})
-    assert registry.names() == ["theirs", "wrong"]
+    assert registry.names() == [*FROM_CHECKPOINT, "theirs", "wrong"]
     assert registry.items() == []  # nothing is loaded before it is asked for
     assert parse("<hm>x</hm>y", None, registry.get("theirs")).reasoning == "x"
     with pytest.raises(
@@ -129,6 +135,12 @@ TEMPLATES = [
     ("seed_oss", "seed_oss", "seed_oss", "<seed:tool_call> <seed:think>"),
     ("granite", "granite", "granite", "<|tool_call|> Here is my thought process:"),
     ("gemma4", "gemma4", "gemma4", "<|tool_call>call:<tool_call|> <|channel>thought"),
+    ("deepseek_v41", "qwen3", None, "<｜DSML｜ calls> <think> </think>"),
+    ("minimax_m3", "minimax_m3", "minimax_m3_vl", "']<]minimax[>[' ~ '<tool_call>' '<mm:think>'"),
+    ("k2_horizon", "k2_horizon", "k2_horizon", "<ifm|tool_calls>\n<ifm|tool_call> <ifm|think>"),
+    ("muse", "muse", "muse_spark", "<atem:function_calls> '<|start|>assistant to=self<|message|>'"),
+    ("muse", "muse_glimmer", "muse_glimmer", "<atem:function_calls> '<|start|>assistant to=self<|message|>'"),
+    ("inkling", "inkling", "inkling", "<|content_invoke_tool_json|> <|content_thinking|>"),
     (None, None, "llama", "{% for message in messages %}{{ message.content }}{% endfor %}"),
     (None, None, None, ""),
 ]

@@ -150,8 +150,8 @@ def test_a_schema_that_is_wrong_is_left_to_the_library_which_says_why(schema: di
     tool = Tool("f", {"properties": {"x": schema}, "required": ["x"]}, strict=True)
     keyword = [*schema][-1]
     refused = 0
-    for name in TOOL_PARSERS.names():
-        for grammar in (TOOL_PARSERS.get(name).grammar([tool]), TOOL_PARSERS.get(name).optional_call_grammar([tool])):
+    for name, parser in TOOL_PARSERS.items():
+        for grammar in (parser.grammar([tool]), parser.optional_call_grammar([tool])):
             if grammar:  # else it is asked for in JSON, and refused there
                 why = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(grammar))
                 assert f"for '{keyword}'" in why, (name, why)

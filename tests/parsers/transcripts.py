@@ -22,12 +22,16 @@ CASES: dict[str, list[Asked]] = {
     "everything": [QUOTED, EMPTY, NESTED, WEATHER],
 }
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-TOOLS = [
-    Tool(
-        name, {"type": "object", "properties": {key: {"type": TYPES[type(value)]} for key, value in arguments.items()}}
-    )
-    for name, arguments in [WEATHER, NESTED, QUOTED, EMPTY]
-]
+
+
+def schema(value: Any) -> dict[str, Any]:
+    """The types of a value and of what is in it; those of a list's first item count for all."""
+    if isinstance(value, dict):
+        return {"type": "object", "properties": {key: schema(each) for key, each in value.items()}}
+    return {"type": TYPES[type(value)]} | ({"items": schema(value[0])} if isinstance(value, list) else {})
+
+
+TOOLS = [Tool(name, schema(arguments)) for name, arguments in [WEATHER, NESTED, QUOTED, EMPTY]]
 
 
 def dumps(value: Any) -> str:
@@ -63,6 +67,15 @@ def k3(arguments: dict[str, Any]) -> str:
     )
 
 
+def elements(value: Any, mark: str = "]<]minimax[>[") -> str:
+    """As the macro to_xml of MiniMax-M3's template."""
+    if isinstance(value, dict):
+        return "".join(f"{mark}<{key}>{elements(each)}{mark}</{key}>" for key, each in value.items())
+    if isinstance(value, list):
+        return "".join(f"{mark}<item>{elements(each)}{mark}</item>" for each in value)
+    return plain(value)
+
+
 def python(name: str, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
@@ -84,6 +97,9 @@ GLM = fields("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>")
 INVOKE = fields('<parameter name="{key}">{value}</parameter>')
 STEP = fields('<steptml:parameter name="{key}">{value}</steptml:parameter>')
 DSML = fields('<｜DSML｜parameter name="{key}" string="{text}">{value}</｜DSML｜parameter>')
+DSML_41 = fields('<｜DSML｜ parameter name="{key}" string="{text}">{value}</｜DSML｜ parameter>')
+ATEM = fields('<atem:parameter name="{key}">{value}</atem:parameter>')
+IFM = fields("<ifm|arg_key>{key}</ifm|arg_key>\n<ifm|arg_value>{value}</ifm|arg_value>")
 HY3 = fields("<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>")
 HY4 = fields("<arg_key:opensource>{key}</arg_key:opensource><arg_value:opensource>{value}</arg_value:opensource>", "")
 SOLAR = fields("<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>")
@@ -171,6 +187,52 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
         lambda n, a: f'<｜DSML｜invoke name="{n}">\n{DSML(a)}</｜DSML｜invoke>',
         around=("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"),
     ),
+    # the reference encoding of DeepSeek-V4.1, as vLLM has it in its tokenizers
+    "deepseek_v41": each(
+        lambda n, a: f'<｜DSML｜ invoke name="{n}">\n{DSML_41(a)}</｜DSML｜ invoke>',
+        around=("<｜DSML｜ calls>\n", "\n</｜DSML｜ calls>"),
+    ),
+    # MiniMaxAI/MiniMax-M3, chat_template.jinja
+    "minimax_m3": each(
+        lambda n, a: f']<]minimax[>[<invoke name="{n}">{elements(a)}]<]minimax[>[</invoke>',
+        around=("]<]minimax[>[<tool_call>\n", "\n]<]minimax[>[</tool_call>"),
+    ),
+    # what vLLM's parsers of dots and plamo3 say of the formats
+    "dots": each(
+        lambda n, a: f'<invoke name="{n}">\n{INVOKE(a)}</invoke>',
+        around=("<dots_function_call>\n", "\n</dots_function_call>"),
+    ),
+    "plamo3": each(
+        lambda n, a: (
+            f"<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{n}<|plamo:end_tool_name:plamo|>"
+            f"<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{dumps(a)}"
+            "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        ),
+        between="",
+        around=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+    ),
+    # IFM/K2-Horizon, chat_template.jinja
+    "k2_horizon": each(
+        lambda n, a: f"<ifm|tool_call>{n}\n{IFM(a)}</ifm|tool_call>",
+        around=("<ifm|tool_calls>\n", "\n</ifm|tool_calls>"),
+    ),
+    # meta-models/Muse-Glimmer-30B, chat_template.jinja
+    "muse": each(
+        lambda n, a: (
+            f'<|start|>assistant to={n}<|message|><atem:function_calls>\n<atem:invoke name="{n}">\n'
+            f"{ATEM(a)}</atem:invoke>\n</atem:function_calls>"
+        ),
+        between="<|eom|>",
+    ),
+    # Inkling's documentation of its messages
+    "inkling": each(
+        lambda n, a: (
+            f"<|message_model|>{n}<|content_invoke_tool_json|>"
+            + json.dumps({"name": n, "args": a}, separators=(",", ":"), ensure_ascii=False)
+            + "<|end_message|>"
+        ),
+        between="",
+    ),
     "deepseek_v3": each(
         lambda n, a: (
             f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n"
@@ -196,4 +258,6 @@ WRITERS: dict[str, Callable[[list[Asked]], str]] = {
         between="<|start|>assistant",
     ),
 }
+PROMPTS = {"inkling": "<|message_model|>", "muse": "<|start|>assistant"}
+"""What a writer begins with that stands in the prompt where nothing is said before."""
 ALONE = ("xlam", "json", "llama3_json", "pythonic")  # nothing is said before their calls

@@ -44,6 +44,11 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
         assert sleeping.json() == {"is_sleeping": False}
 
 
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_checkpoint_that_describes_no_parser_ends_the_start(flag: str) -> None:
+    assert "parser 'hf' reads response_template of tokenizer_config.json, which this" in refused(flag, "hf")
+
+
 def test_a_limit_on_open_files_that_is_too_low_is_said() -> None:
     """ZeroMQ would abort the process."""
     words = " ".join([sys.executable, "-m", "quintet.cli.main", "serve", *NULL, "--port", "0"])

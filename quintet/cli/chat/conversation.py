@@ -15,7 +15,7 @@ from quintet.cli.commands import _engine as engine
 from quintet.common.suggestions import unknown_name_error
 from quintet.outputs import RequestOutput
 from quintet.parsers import Content
-from quintet.parsers.message_builder import MessageBuilder
+from quintet.parsers.events import MessageBuilder
 
 if TYPE_CHECKING:
     from quintet.cli.chat.permission import Toolbox

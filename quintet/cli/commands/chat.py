@@ -97,7 +97,7 @@ def _parsers(arguments: argparse.Namespace) -> dict[str, str]:
     named = {name: getattr(arguments, name) for name in _PARSERS if getattr(arguments, name) is not None}
     for registry, name in ((TOOL_PARSERS, "tool_call_parser"), (REASONING_PARSERS, "reasoning_parser")):
         if named.get(name, "none") != "none":
-            registry.get(named[name])
+            registry.check(named[name])
     return named
 
 

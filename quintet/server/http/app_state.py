@@ -209,9 +209,9 @@ def _check_parsers(settings: ServerConfig) -> None:
         if plugin is not None:
             load_plugin(plugin)
     if settings.tool_call_parser not in (None, "none"):
-        TOOL_PARSERS.get(settings.tool_call_parser)
+        TOOL_PARSERS.check(settings.tool_call_parser)
     if settings.reasoning_parser not in (None, "none"):
-        REASONING_PARSERS.get(settings.reasoning_parser)
+        REASONING_PARSERS.check(settings.reasoning_parser)
 
 
 def _process_share(settings: ServerConfig) -> RequestCost:

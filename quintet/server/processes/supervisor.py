@@ -18,6 +18,7 @@ from quintet.config.schema.error_names import NameTranslation
 from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.processes.messages import EngineOrders, Failure, LoadLoRA, engine_name
 from quintet.hub.model_names import tokenizer_file
+from quintet.parsers import FROM_CHECKPOINT
 from quintet.server.config import ServerConfig
 from quintet.server.processes.messages import ApiOrders
 
@@ -143,6 +144,8 @@ class Supervisor:
                 self._api.stop(self._signal)
             if not ready and self._api.is_serving and remote.unavailable_reason() is None:
                 ready = True
+                if why := self._refused_parser():
+                    return self._fail(why)
                 page = self._settings.playground and not self._settings.uds
                 names = ", ".join(self._api.service.model_names) + (f", page at {self._where()}/, API" if page else "")
                 logger.info("ready: %s at %s", names, self._where())
@@ -155,6 +158,16 @@ class Supervisor:
                     each.kill()
                 return None
             self._end_silent()
+
+    def _refused_parser(self) -> str:
+        """Returns why a parser that the checkpoint should describe cannot be made; empty if it can or none is named."""
+        if {self._settings.tool_call_parser, self._settings.reasoning_parser}.isdisjoint(FROM_CHECKPOINT):
+            return ""
+        try:
+            _ = self._api.service.parsers
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def _where(self) -> str:
         if self._settings.uds:

@@ -198,6 +198,10 @@ def test_outputs_travel() -> None:
         ({"tools": TOOLS * 2}, "has a name twice"),
         ({"reasoning_parser": "qwen4"}, "no reasoning parser is named 'qwen4'"),
         ({"tool_call_parser": "hermess"}, "no tool parser is named 'hermess'"),
+        (
+            {"tool_call_parser": "hf"},
+            "reads response_template of tokenizer_config.json, which this checkpoint",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(options: dict[str, Any], says: str) -> None:
