@@ -312,8 +312,8 @@ class Platform(ABC):
     encoder_platform: ClassVar[str] = ""  # computes encoders of media on the host, where Capabilities.ops_only is set
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # what its mixers support of specs and no platform has to: "chunk"; "cross" (source, with keep()); "max_drafts";
-    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v; choose_blocks), "distances",
-    # "compressed" (AttentionSpec.rate, TokenChoiceSpec.rate: mixers are made of the bound ops of ops/compressed/)
+    # "chosen" (with attend_chosen(); the op choose_tokens serves too), "chosen_blocks" (with v), "distances" (with
+    # attend_distances()), "compressed" (specs with a rate: mixers are made of the bound ops of ops/compressed/)
     optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:

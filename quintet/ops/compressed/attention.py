@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
 from quintet.interface.types import AttentionSpec, Layout, StepContext, TokenChoiceSpec
-from quintet.ops.attention import _masked_attention
+from quintet.ops.attention import masked_attention
 from quintet.ops.compressed.entries import EntryPages, gather_entries, seen_entries
 from quintet.ops.registry import Op, Ops
 
@@ -73,7 +73,7 @@ def compressed_attention(
         keys, seen = torch.cat([keys, made], 1), torch.cat([seen, there], 1)
         apart = torch.cat([apart, torch.zeros_like(there, dtype=apart.dtype)], 1)
     keys = keys.float()[:, :, None]
-    return _masked_attention(q, keys, keys, (apart, seen), (spec, sinks))
+    return masked_attention(q, keys, keys, (apart, seen), (spec, sinks))
 
 
 class CompressedAttentionMixer(Mixer):
