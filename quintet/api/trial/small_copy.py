@@ -55,10 +55,13 @@ def make_small_copy(config: "PretrainedConfig", folder: Path, seed: int = 0) -> 
         randomize(model)
         try:
             model.save_pretrained(folder)
-            found = _encoded(model) if encodes else _continued(model, start)
+            if encodes:
+                prompts, states = _encoded(model)
+                return SmallCopy(folder, prompts, [], [], states)
+            prompts, tokens, logprobs = _continued(model, start)
         except Exception as error:  # whatever transformers' code raises
             raise ValueError(f"transformers' own code fails on a small copy of {kind!r}: {one_line(error)}") from error
-    return SmallCopy(folder, *found, start=start)
+    return SmallCopy(folder, prompts, tokens, logprobs, start=start)
 
 
 @contextlib.contextmanager
@@ -151,24 +154,24 @@ def _prompts(model: Any) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _encoded(model: Any) -> tuple[list[list[int]], list[Any], list[Any], list[torch.Tensor]]:
-    """Prompts, no tokens, and the prompts' hidden states."""
+def _encoded(model: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """Prompts and their hidden states."""
     prompts = _prompts(model)
     states = [model(torch.tensor([prompt])).last_hidden_state[0].float() for prompt in prompts]
     if not all(bool(each.isfinite().all()) and float(each.std()) > 0 for each in states):
         raise ValueError("its hidden states are not finite, or all alike")
-    return prompts, [], [], states
+    return prompts, states
 
 
 def _continued(model: Any, start: int | None) -> tuple[list[list[int]], list[list[int]], list[list[float]]]:
     """Prompts, their greedy continuations and the log-probabilities of these: of several draws, one where rounding
     decides no token."""
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         prompts = _prompts(model)
         greedy = [_greedy(model, prompt, start) for prompt in prompts]
-        if min(margin for *_, margin in greedy) > CLEAR:
-            break
-    return prompts, [tokens for tokens, *_ in greedy], [logprobs for _, logprobs, _ in greedy]
+        if attempt == TRIES - 1 or min(margin for *_, margin in greedy) > CLEAR:
+            return prompts, [tokens for tokens, *_ in greedy], [logprobs for _, logprobs, _ in greedy]
+    raise AssertionError("one attempt is the last")
 
 
 def _greedy(model: Any, prompt: Sequence[int], start: int | None) -> tuple[list[int], list[float], float]:

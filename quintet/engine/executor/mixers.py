@@ -84,6 +84,7 @@ def _compressing_mixer(worker: "Worker", spec: LayerSpec, family: str) -> Mixer:
         return StateMixer(spec, worker.ops)
     if isinstance(spec, AttentionSpec):
         return CompressedAttentionMixer(spec, worker.ops)
+    assert isinstance(spec, TokenChoiceSpec), "compresses() knows no other"
     return EntryChoice(spec, worker.ops)
 
 

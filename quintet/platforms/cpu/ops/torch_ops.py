@@ -12,8 +12,7 @@ from torch import Tensor
 
 from quintet.interface.weights import Matrix
 from quintet.ops.activation import KINDS, ClampedGate, activate, gated, split_limit
-from quintet.ops.heads import by_heads
-from quintet.ops.linear import linear
+from quintet.ops.linear import by_heads, linear
 from quintet.ops.moe import biased_experts, clamped, expert_matrix, experts
 
 TILED_ROWS = 64  # that oneDNN multiplies at a time with AMX
