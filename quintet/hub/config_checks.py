@@ -34,7 +34,7 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     "hidden_size_per_layer_input": (0, FEATURES),  # 0: layers have no embeddings of their own (Gemma 4)
     "interleave_moe_layer_step": (1, LAYERS),
     **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
-    **dict.fromkeys(("altup_num_inputs", "hc_mult"), (1, STREAMS)),
+    **dict.fromkeys(("altup_num_inputs", "hc_mult", "hc_count"), (1, STREAMS)),
     **dict.fromkeys(("hc_sinkhorn_iters", "index_kpool"), (1, LAYERS)),
     **dict.fromkeys(("mamba_num_heads", "hidden_size_per_head", "mamba_d_state"), (1, PARTS)),
     **dict.fromkeys(("n_groups", "mamba_ngroups", "n_mamba_heads", "mamba_headdim"), (1, PARTS)),
@@ -52,6 +52,10 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("max_source_positions", "max_target_positions"), (1, MAX_INT32)),
     "num_mel_bins": (1, 200),
     **dict.fromkeys(("index_block_size", "index_topk_blocks"), (1, MAX_INT32)),
+    **dict.fromkeys(("ngram_vocab_size_base", "make_ngram_vocab_size_divisible_by"), (1, MAX_INT32)),
+    **dict.fromkeys(("heads_per_ngram", "ngram_size", "ple_conv_kernel_size"), (1, 64)),
+    **dict.fromkeys(("split_ngram_parts", "hc_lowrank"), (1, FEATURES)),
+    "max_relative_positions": (-1, 2**20),
     **dict.fromkeys((f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate")), (1, FEATURES)),
 }
 BY_LAYER = ("intermediate_size", "moe_intermediate_size")  # which of these may be a list, with a number for each layer

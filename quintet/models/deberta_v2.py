@@ -26,6 +26,7 @@ from quintet.layers.weight_transform import TransformedTensor
 from quintet.models.bert import NAMES
 
 VECTORS, NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
+MAX_REACH = 2**20  # of distances, whose columns are made at load
 TABLES = {"c2p": ("of_queries", "pos_key_proj"), "p2c": ("of_keys", "pos_query_proj")}  # and what makes their vectors
 SHARED = {"pos_key_proj": "k_proj", "pos_query_proj": "q_proj"}  # with share_att_key
 
@@ -126,4 +127,7 @@ def _made(weight: Tensor, vectors: Tensor, *more: Tensor, width: int, norm_eps: 
 
 def _reach(config: Any) -> int:
     reach = int(getattr(config, "max_relative_positions", -1))
-    return config.max_position_embeddings if reach < 1 else reach
+    reach = int(config.max_position_embeddings) if reach < 1 else reach
+    if reach > MAX_REACH:
+        raise ValueError(f"{config.model_type} with distances up to {reach} is not computed; {MAX_REACH} are")
+    return reach

@@ -36,6 +36,7 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
                 f"{config.first_k_dense_replace} dense layers (first_k_dense_replace) before all others"
             )
         super().__init__(config, build)
+        self.recordable = self.recordable and not self._sparse  # indexers are torch's
         self.ignored_tensors = (*self.ignored_tensors, *(() if self._sparse else (INDEXER,)))
 
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:

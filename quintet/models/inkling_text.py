@@ -133,6 +133,7 @@ class InklingForCausalLM(CausalLM):
     experts."""
 
     ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp\..*")
+    recordable = False  # its attention is torch's
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)

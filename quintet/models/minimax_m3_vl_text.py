@@ -26,10 +26,11 @@ class MiniMaxM3VLForCausalLM(MiniMaxM2ForCausalLM):
     """Pre-norm blocks, norms kept around 0 and of each head, clamped gates; experts behind the dense layers. Where no
     request is longer than the blocks that a token sees, attention is to all, and indexers are not read."""
 
+    recordable = False  # torch computes gates, and tables of blocks' pages
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         self._sparse = build.max_model_len > config.index_topk_blocks * config.index_block_size
         super().__init__(config, build)
-        self.recordable = not self._sparse  # tables of blocks' pages are made by torch
         if not self._sparse:
             self.ignored_tensors = (*self.ignored_tensors, INDEXER)
 

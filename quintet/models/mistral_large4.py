@@ -119,6 +119,7 @@ class MistralLarge4ForCausalLM(DeepseekV32ForCausalLM):
     latent_attention = MistralLarge4Attention
     computed: ClassVar[Mapping[str, Any]] = {}
     gathered_from = (ALPHA,)
+    recordable = False  # torch scales queries by length
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         if list(config.kv_source_layers) != list(range(config.num_hidden_layers)):

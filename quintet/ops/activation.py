@@ -45,7 +45,12 @@ class ClampedGate(NamedTuple):
     def of(cls, kind: str) -> "ClampedGate | None":
         """Returns what a kind names; None where it is an activation's."""
         name, *numbers = kind.split(" ")
-        return cls(*map(float, numbers)) if name == "clamped" and len(numbers) == 3 else None
+        if name != "clamped" or len(numbers) != 3:
+            return None
+        found = cls(*map(float, numbers))
+        if not found.limit > 0:
+            raise ValueError(f"gates have the limit {found.limit}; it must be above 0")
+        return found
 
 
 class UnknownActivation(ValueError):
@@ -65,7 +70,10 @@ LIMIT = "<="  # between an activation's name and the limit of its gates
 
 
 def with_limit(kind: str, limit: float | None) -> str:
-    """Returns gated()'s kind whose gate is at most the limit and whose up is within it; `kind` itself for None."""
+    """Returns gated()'s kind whose gate is at most the limit and whose up is within it; `kind` itself for None.
+    ValueError for a limit that is not above 0."""
+    if limit is not None and not limit > 0:
+        raise ValueError(f"gates have the limit {limit}; it must be above 0")
     return kind if limit is None else f"{kind}{LIMIT}{limit}"
 
 

@@ -395,5 +395,5 @@ def mixer(spec: AttentionSpec | StateSpec, ops: Ops, also: Sequence[torch.dtype]
     """Returns the mixer that is made of the bound ops: attention over pages or over a step alone, or a state per
     request. `also` as PagedAttention has it."""
     if isinstance(spec, AttentionSpec) and spec.distances:
-        return DistanceAttention(spec, ops)
+        return DistanceAttention(spec, ops, also)
     return StateMixer(spec, ops) if isinstance(spec, StateSpec) else attention.mixer(spec, ops, also)

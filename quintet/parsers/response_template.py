@@ -61,6 +61,13 @@ class TextBefore:
 def parsers_of(template: Mapping[str, Any]) -> tuple[ToolParser | None, ReasoningParser | None]:
     """Returns the parsers that a response_template describes; None for what it does not have. ValueError if it has
     something that is not served."""
+    try:
+        return _parsers_of(template)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # values of other types than they must have
+        raise _refusal(f"is malformed ({type(error).__name__}: {error})") from error
+
+
+def _parsers_of(template: Mapping[str, Any]) -> tuple[ToolParser | None, ReasoningParser | None]:
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping) or not all(isinstance(each, Mapping) for each in fields.values()):
         raise _refusal("has no fields")
@@ -83,8 +90,10 @@ def _reasoning(name: str, field: Mapping[str, Any], drops: tuple[str, ...], lead
     opens, closes = (_literals(field, key, name) for key in ("open", "close"))
     if not opens or not closes or field.get("content", "text") != "text" or "transform" in field:
         raise _refusal(f"describes {name} by other things than markers around text, which is not served")
-    marks = tuple(mark.rstrip("\n") for mark in opens)
-    return ReasoningParser(marks, tuple(mark.lstrip("\n") for mark in closes), drops=drops, leads=leads)
+    marks, ends = tuple(mark.rstrip("\n") for mark in opens), tuple(mark.lstrip("\n") for mark in closes)
+    if not all((*marks, *ends)):
+        raise _refusal(f"has line breaks alone as a marker of {name}, which is not served")
+    return ReasoningParser(marks, ends, drops=drops, leads=leads)
 
 
 def _tool(field: Mapping[str, Any], drops: tuple[str, ...]) -> ToolParser:

@@ -66,9 +66,9 @@ def container(schema: Any, root: Mapping[str, Any]) -> tuple[str, Mapping[str, A
     for _ in range(MAX_OPTIONS):
         each = waiting.pop(0) if waiting else None
         if isinstance(each, Mapping):
-            declared = set(_declared_types(each))
-            for kind in {"array", "object"} & declared:
-                return kind, each
+            for kind in _declared_types(each):
+                if kind in ("array", "object"):  # of both the one that is named first
+                    return kind, each
             waiting += [option for key in ("anyOf", "oneOf", "allOf") for option in _string_list(each, key)]
             waiting += [resolve_reference(each["$ref"], root)] if "$ref" in each else []
     return "", {}

@@ -166,6 +166,9 @@ def changed(field: str, **given: Any) -> dict[str, Any]:
         (changed("tool_calls", transform={"function": {"name": "f", "arguments": "{content}"}}), "that are not served"),
         (changed("tool_calls", content_args={"string_delims": [["'", "'"]]}), "JSON with changes that are not served"),
         (changed("reasoning_content", content="json"), "describes reasoning_content by other things than markers"),
+        (changed("reasoning_content", close="\n"), "has line breaks alone as a marker of reasoning_content"),
+        (changed("tool_calls", content_args=["a"]), "is malformed (AttributeError"),
+        (changed("tool_calls", content_args={"unquoted_keys": True, "string_delims": [5]}), "is malformed (TypeError"),
     ],
 )
 def test_what_is_not_served_is_refused(template: dict[str, Any], why: str) -> None:

@@ -12,6 +12,10 @@ from quintet.ops.compressed.attention import Entries, WindowRows
 from quintet.ops.compressed.entries import EntryPages
 from quintet.ops.compressed.entries import choose_entries as choose
 
+WINDOWS = {
+    "decoding": [AttentionRequest(cached, 1) for cached in (0, 6, 127, 128, 143)],
+    "a mix": [AttentionRequest(*each) for each in ((124, 9), (0, 8), (3, 1), (255, 2))],
+}
 LAYOUTS = (EntryPages(4, 16), EntryPages(128, 16), EntryPages(3, 8))
 
 
@@ -37,8 +41,9 @@ def recent_rows(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def pool_windows(dtype: torch.dtype) -> Iterator[Case]:
+    """Few tokens: a platform that dispatches each operation of the specification takes them one by one."""
     for rate, parts, dim in ((4, 2, 16), (24, 1, 5), (7, 2, 8), (128, 1, 16)):
-        for mix, requests in MIXES.items():
+        for mix, requests in WINDOWS.items():
             tokens, (_, context) = sum(each.new for each in requests), _contexts(requests)
             kv, gate = (randn(tokens, parts * dim, dtype=dtype, scale=size) for size in (1.0, 3.0))
             state = randn(2 * len(requests) + 1, 9 if parts == 2 else 3, dim, dtype=torch.float32)

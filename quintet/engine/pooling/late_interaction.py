@@ -8,6 +8,7 @@ from quintet.engine.pooling.heads import FloatRows
 from quintet.engine.pooling.scoring import max_sim
 from quintet.pooling_params import LateInteractionParams
 
+_PER_QUERY = 1 << 10  # bytes that are counted for a query beside its vectors
 MAX_BYTES = 256 << 20  # of all queries' vectors; beyond it the oldest query goes
 
 
@@ -25,7 +26,7 @@ class QueryCache:
             assert params.query_uses is not None, "checked with the parameters"
             self._remove(params.query_key)
             self._queries[params.query_key] = vectors, params.query_uses
-            self._bytes += vectors.nbytes
+            self._bytes += vectors.nbytes + _PER_QUERY
             while self._bytes > MAX_BYTES:
                 self._remove(next(iter(self._queries)))
             return np.zeros(1, np.float32)
@@ -35,6 +36,11 @@ class QueryCache:
                 f"documents as query_uses, in the same engine; queries are kept in {MAX_BYTES >> 20} MiB"
             )
         query, uses = self._queries[params.query_key]
+        if query.shape[1] != vectors.shape[1]:
+            raise ValueError(
+                f"the query {params.query_key!r} has vectors of {query.shape[1]} dimensions, and the document of "
+                f"{vectors.shape[1]}; give both the same `dimensions`"
+            )
         if uses == 1:
             self._remove(params.query_key)
         else:
@@ -43,4 +49,4 @@ class QueryCache:
 
     def _remove(self, key: str) -> None:
         if (found := self._queries.pop(key, None)) is not None:
-            self._bytes -= found[0].nbytes
+            self._bytes -= found[0].nbytes + _PER_QUERY

@@ -41,8 +41,11 @@ class BlockIndexer(nn.Module):
                 f"an indexer of {sizes.heads} heads chooses blocks for {attention[1]} KV heads, which is not computed; "
                 "it has one head, or one for each KV head"
             )
-        if not 0 <= sizes.local <= sizes.count:
-            raise ValueError(f"{sizes.local} of {sizes.count} chosen blocks are the last ones; at most all of them are")
+        if not 1 <= sizes.local <= sizes.count:
+            raise ValueError(
+                f"{sizes.local} of {sizes.count} chosen blocks are the last ones (index_local_blocks); at least a "
+                "token's own is, and at most all are"
+            )
         _, keys = split_heads(*attention, build.size)
         heads = keys if sizes.heads > 1 else replicated(1, build.size)
         self._head_dim, self.rotary = sizes.head_dim, rotary

@@ -1,5 +1,6 @@
 """Embeddings of n-grams that some layers add to their streams, gated and convolved (Qwen4-Exp 2026)."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,13 +58,16 @@ class NGramSizes:
             multiple=config.make_ngram_vocab_size_divisible_by,
             parts=config.split_ngram_parts,
             vocab=config.vocab_size,
-            separator=eos[0] if isinstance(eos, list) else eos,
+            separator=eos[0] if isinstance(eos, list) and eos else eos,
             seed=config.seed,
             place=place,
         )
-        if sizes.rows >= MAX_ROWS or sizes.vocab >= MAX_EXACT:
+        if not isinstance(sizes.separator, int):
+            raise ValueError(f"{config.model_type} has eos_token_id {eos}, and n-grams end at that token; name it")
+        least = sizes.least * (sizes.order - 1) * sizes.heads
+        if least >= MAX_ROWS or sizes.rows >= MAX_ROWS or sizes.vocab >= MAX_EXACT:
             raise ValueError(
-                f"{config.model_type} with {sizes.rows} rows of n-grams and a vocabulary of {sizes.vocab} is not "
+                f"{config.model_type} with {least} rows of n-grams, or more, and a vocabulary of {sizes.vocab} is not "
                 f"computed; they are below {MAX_ROWS} and {MAX_EXACT}"
             )
         return sizes
@@ -227,8 +231,9 @@ def _within(row: int, start: int, stop: int) -> int:
     return min(max(row, start), stop) - start
 
 
+@functools.cache
 def _primes(least: int, count: int) -> list[int]:
-    """Returns the first primes from `least` on."""
+    """Returns the first primes from `least` on; the list is not to be changed."""
     found: list[int] = []
     number = max(least, 2)
     while len(found) < count:

@@ -73,7 +73,7 @@ class Null(Platform):
     name = "null"
     op_priority = {"greedy": ("null",)}
     supports_states = True
-    optional_spec_fields = frozenset({"chunk", "compressed", "cross", "distances", "max_drafts"})
+    optional_spec_fields = frozenset({"chosen_blocks", "chunk", "compressed", "cross", "distances", "max_drafts"})
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:

@@ -147,7 +147,10 @@ class StatLoggers:
                 if (made := self._try(name, partial(_Running, name, factory, info, engine))) is not None
             ]
         for each in list(self._running):
-            if self._try(each.name, partial(each.record, engines[each.engine][1])) is None:
+            if (
+                each.engine < len(engines)
+                and self._try(each.name, partial(each.record, engines[each.engine][1])) is None
+            ):
                 self._running.remove(each)
 
     @staticmethod

@@ -165,6 +165,8 @@ def test_platforms_without_chosen_blocks_serve_short_requests_alone(monkeypatch:
     [
         ({"index_n_heads": 2}, "an indexer of 2 heads chooses blocks for 3 KV heads"),
         ({"index_local_blocks": 5}, "5 of 4 chosen blocks are the last ones"),
+        ({"index_local_blocks": 0}, "0 of 4 chosen blocks are the last ones"),
+        ({"swiglu_limit": 0.0}, "gates have the limit 0.0; it must be above 0"),
     ],
 )
 def test_indexers_that_are_not_computed_are_refused(entries: dict[str, int], error: str) -> None:

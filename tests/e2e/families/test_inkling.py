@@ -14,7 +14,7 @@ from quintet.interface.types import AttentionSpec
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.random_weights import scatter
 from quintet_tools.checkpoints.sizes import INKLING, INKLING_SCALED
-from quintet_tools.checkpoints.tiny import SERVED
+from quintet_tools.checkpoints.tiny import SERVED, variant
 
 PROMPT = [5, 9, 33, 21, 8, 40, 11] * 4
 TOWERS: dict[str, Any] = {
@@ -56,6 +56,15 @@ def test_what_is_not_computed_is_refused(settings: dict[str, Any], message: str)
     config = AutoConfig.for_model("inkling_text", **{**INKLING, **settings})
     with pytest.raises(ValueError, match=message):
         Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED))
+
+
+def test_an_int4_cache_is_served() -> None:
+    tiny = variant("inkling_text", "plain")
+    with LLM(str(tiny.folder), device="cpu", skip_tokenizer_init=True, num_pages=40, kv_cache_dtype="int4") as llm:
+        (output,) = llm.generate(
+            [{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False)
+        )
+        assert len(output.outputs[0].token_ids) == 4
 
 
 def test_a_platform_without_numbers_of_distances_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from quintet.engine.pooling import late_interaction
+from quintet.engine.pooling.late_interaction import QueryCache
 from quintet.pooling_params import LateChunkingParams, LateInteractionParams, PoolingParams
 from quintet.sampling_params import ParameterError
 
@@ -26,6 +29,23 @@ def test_parameters_within_are_objects_or_their_fields() -> None:
     assert params.late_chunking_params == LateChunkingParams(4)
     assert params.late_interaction_params == LateInteractionParams("score_doc", "q")
     assert params.clone() == params
+
+
+def test_a_document_has_the_dimensions_of_its_query() -> None:
+    cache = QueryCache()
+    assert cache.apply(LateInteractionParams("cache_query", "q", 1), np.ones((2, 4), np.float32)) == [0]
+    with pytest.raises(ValueError, match="'q' has vectors of 4 dimensions, and the document of 3; give both the same"):
+        cache.apply(LateInteractionParams("score_doc", "q"), np.ones((2, 3), np.float32))
+
+
+def test_queries_without_tokens_take_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_interaction, "MAX_BYTES", 4000)
+    cache = QueryCache()
+    for number in range(5):
+        cache.apply(LateInteractionParams("cache_query", str(number), 1), np.ones((0, 4), np.float32))
+    with pytest.raises(ValueError, match="no query '0' is kept"):
+        cache.apply(LateInteractionParams("score_doc", "0"), np.ones((1, 4), np.float32))
+    assert cache.apply(LateInteractionParams("score_doc", "4"), np.ones((1, 4), np.float32)) == [0]
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,11 @@ def _gated(x: Tensor, kind: str) -> Tensor:
     if x.stride(1) != 1:
         x = x.contiguous()
     out = empty((tokens, width), x.dtype)
+    name, limit = split_limit(kind)
     stride, gate = x.stride(0), x.data_ptr()
     extension().elementwise(
         kind_of(x.dtype),
-        _kind_index(split_limit(kind)[0]),
+        _kind_index(name),
         True,
         out.data_ptr(),
         gate,
@@ -80,7 +81,7 @@ def _gated(x: Tensor, kind: str) -> Tensor:
         width,
         stride,
         stride,
-        split_limit(kind)[1] or 0.0,
+        limit or 0.0,
     )
     return out
 
