@@ -64,7 +64,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpmv4_7": ("qwen3_5_text", DELTA),
     "qwen2_vl": ("qwen2_vl_text", SECTIONS),
     "qwen2_5_vl": ("qwen2_5_vl_text", SECTIONS),
-    "qwen3_vl": ("qwen3_vl_text", {**SECTIONS, **HEADS}),
+    "qwen3_vl": ("qwen3_vl_text", {**SECTIONS, **HEADS, "num_hidden_layers": 4}),
     "gemma3": ("gemma3_text", {**HEADS, **WINDOWS}),
     "gemma4": ("gemma4_text", {**HEADS, **WINDOWS, "global_head_dim": 16, "num_kv_shared_layers": 0,
                                "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}),
