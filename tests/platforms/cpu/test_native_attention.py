@@ -275,7 +275,9 @@ def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
 @pytest.mark.parametrize("settings", [{}, {"window": 1100}, {"chunk": 1500}, {"sinks": True}, {"alibi": True}], ids=str)
 def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: None, settings: dict[str, Any]) -> None:
     """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""
-    for (dtype, cached), (heads, dim) in zip(TYPES[::3], ((2, 16), (5, 24), (1, 32), (9, 16)), strict=True):
+    for (dtype, cached), (heads, dim) in zip(
+        (*TYPES[::3], TYPES[5]), ((2, 16), (5, 24), (1, 32), (9, 16), (3, 8)), strict=True
+    ):
         of = spec(heads, 1, dim, dtype=dtype, kv_dtype=cached, **settings)
         cache = RandomKVCache(of, [2300, 1024])
         _cpu.set_threads(1)

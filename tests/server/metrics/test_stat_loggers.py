@@ -1,5 +1,6 @@
 """Stat loggers of installed packages: what they receive, and that one which fails ends alone."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,9 @@ async def test_one_that_fails_is_called_no_more(
 
 
 async def test_without_any_nothing_runs(backend: Callable[..., FakeBackend]) -> None:
-    await StatLoggers([]).run(backend(stats(1)))
+    running = asyncio.create_task(StatLoggers([]).run(backend(stats(1))))
+    await asyncio.sleep(0)
+    assert running.done() and running.exception() is None
 
 
 def test_packages_name_subclasses(monkeypatch: pytest.MonkeyPatch) -> None:
