@@ -73,20 +73,32 @@ void multiply_tiles() {
     }
 }
 
-// Sum += A times B of bytes, A's signed and B's not: A [rows, quads], B [quads, columns of quads].
-template <int Sum, int A, int B>
-void multiply_byte_tiles() {
+// Sum += A times B of bytes: A [rows, quads], B [quads, columns of quads].
+template <typename Right, int Sum, int A, int B>
+void multiply_bytes() {
     for (int r = 0; r < tiles.config.rows[A]; ++r) {
         for (int c = 0; c < tiles.config.row_bytes[B] / 4; ++c) {
             uint32_t sum;
             __builtin_memcpy(&sum, &tiles.data[Sum][r][4 * c], sizeof sum);
             for (int k = 0; k < tiles.config.row_bytes[A]; ++k) {
-                const int product = static_cast<int8_t>(tiles.data[A][r][k]) * tiles.data[B][k / 4][4 * c + k % 4];
-                sum += static_cast<uint32_t>(product);
+                const int right = static_cast<Right>(tiles.data[B][k / 4][4 * c + k % 4]);
+                sum += static_cast<uint32_t>(static_cast<int8_t>(tiles.data[A][r][k]) * right);
             }
             __builtin_memcpy(&tiles.data[Sum][r][4 * c], &sum, sizeof sum);
         }
     }
+}
+
+// A's bytes have a sign, B's not.
+template <int Sum, int A, int B>
+void multiply_byte_tiles() {
+    multiply_bytes<uint8_t, Sum, A, B>();
+}
+
+// Both have.
+template <int Sum, int A, int B>
+void multiply_signed_tiles() {
+    multiply_bytes<int8_t, Sum, A, B>();
 }
 
 #else
@@ -114,6 +126,10 @@ template <int Sum, int A, int B>
 void multiply_byte_tiles() {
     __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
+template <int Sum, int A, int B>
+void multiply_signed_tiles() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
 
 #endif
 
@@ -125,6 +141,17 @@ void multiply_byte_tiles() {
     const long heights[8] = {first, first, second, second, first, second, kHeight, kHeight};
     for (int i = 0; i < 8; ++i) {
         config.rows[i] = static_cast<uint8_t>(heights[i] > 0 ? heights[i] : 1);
+        config.row_bytes[i] = 64;
+    }
+    configure_tiles(config);
+}
+
+// Tiles 0 to 3 for sums of up to 16 rows, 4 for these rows, 5 to 7 for 16 rows of a right side.
+[[maybe_unused]] void configure_columns(long rows) {
+    constexpr long kHeight = 16;
+    TileConfig config;
+    for (int i = 0; i < 8; ++i) {
+        config.rows[i] = static_cast<uint8_t>(i < 5 ? rows : kHeight);
         config.row_bytes[i] = 64;
     }
     configure_tiles(config);

@@ -171,7 +171,7 @@ void multiply_block(const QuantizedCall& call, const RowLayout& layout, const Bl
                               further(static_cast<const uint8_t*>(call.zeros), block * lies.zeros),
                               further(call.mins, block * lies.mins), call.table, static_cast<float>(row_offset(call)),
                               shared_by(call), call.mins != nullptr};
-    k.begin(each);
+    if (call.scheme != kW8a8) k.begin(each);  // its products are sums by themselves
     k.multiply[call.scheme](each);
     const float* const powers = call.powers ? reinterpret_cast<const float*>(scales + lies.powers_at) : nullptr;
     k.finish[call.type]({static_cast<char*>(out) + column * size, further(call.bias, column * size), sums, powers, call.outputs,
