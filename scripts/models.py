@@ -51,6 +51,14 @@ FILE = Path("docs/models.md")
 
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
+    "PanguEmbedded": "openPangu Embedded 1B and 7B",
+    "TeleFLM": "Tele-FLM, FLM-2",
+    "minicpm": "2B, MoE, MiniCPM 4; 4.1 up to its dense_len",
+    "orion": "Orion 14B",
+    "param2moe": "Param 2",
+    "sarvam_mla": "Sarvam 105B",
+    "sarvam_moe": "Sarvam 30B",
+    "telechat3": "TeleChat 3, its dense sizes",
     "cwm": "CWM 32B",
     "deepseek_v32": "longer requests than index_topk tokens (2048 as published) on `cpu` alone",
     "deepseek_v4": "on `cpu` alone; published files are unverified",

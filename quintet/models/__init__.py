@@ -11,6 +11,8 @@ from quintet.common.plugins import entry_points
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module:Class
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
+    "PanguEmbedded": "llama",
+    "TeleFLM": "granite",
     "bailing_moe_v2": "bailing_moe",
     "bert-generation": "bert",
     "blenderbot": "bart",
@@ -47,11 +49,16 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "new": "gte",
     "openai-gpt": "openai_gpt",
     "nomic_bert_moe": "nomic_bert",
+    "orion": "stablelm",
+    "param2moe": "bailing_moe",
     "pegasus": "bart",
     "phi4_multimodal": "phi3",
     "plbart": "bart",
+    "sarvam_mla": "deepseek_v3",
+    "sarvam_moe": "bailing_moe",
     "siglip2_text_model": "clip_text_model",
     "siglip_text_model": "clip_text_model",
+    "telechat3": "llama",
     "xlm-roberta": "roberta",
     "xlm-roberta-flash": "jina_embeddings_v3",
     "qwen2_vl_text": "qwen2",

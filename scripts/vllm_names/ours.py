@@ -123,7 +123,8 @@ def _equal_types() -> set[str]:
 @cache
 def _named() -> set[str]:
     """Names that the reading of checkpoints, or a test that runs one, has."""
-    folders = ("quintet/hub", "quintet/models", "quintet/engine/pooling", "tests/e2e", "tests/engine/pooling")
+    tests = ("tests/e2e", "tests/engine/pooling", "tools/quintet_tools/checkpoints")
+    folders = ("quintet/hub", "quintet/models", "quintet/engine/pooling", *tests)
     return set(_STRING.findall("\n".join(map(_sources, folders)))) | set(_CLASS.findall(_sources("quintet/models")))
 
 

@@ -1,0 +1,82 @@
+"""Checkpoints whose config.json names a class otherwise than transformers does, or that bring code of their own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.config import EngineConfig
+from quintet.engine.startup import prepare
+from quintet.hub.resolve import load_model_config
+from quintet_tools.checkpoints.scaled_families import DEEPSEEK, MINICPM, TELECHAT
+from quintet_tools.checkpoints.tiny import EVERY, PLAIN, Tiny, configured, make, variant
+from tests.e2e.families.test_families import assert_agrees
+
+
+def published(tiny: Tiny, folder: Path, **entries: Any) -> Tiny:
+    """The checkpoint with other entries in its config.json, which is read as an engine does."""
+    raw = json.loads((tiny.folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **entries}))
+    if not (folder / "model.safetensors").exists():
+        (folder / "model.safetensors").symlink_to(tiny.folder / "model.safetensors")
+    return replace(tiny, folder=folder, config=load_model_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [
+        ("llama", "LLaMAForCausalLM"),
+        ("internlm3", "InternLM3ForCausalLM"),
+        ("iquestcoder", "IQuestCoderForCausalLM"),
+        ("phimoe", "PhiMoEForCausalLM"),
+        ("exaone_moe", "ExaoneMoEForCausalLM"),
+        ("chatglm", "ChatGLMForConditionalGeneration"),
+    ],
+)
+def test_a_class_may_go_by_another_name(family: str, architecture: str, tmp_path: Path) -> None:
+    tiny = variant(family, next(iter(EVERY[family])))
+    assert_agrees(published(tiny, tmp_path, architectures=[architecture]))
+
+
+def test_a_minicpm_that_names_no_type_is_known_by_its_class(tmp_path: Path) -> None:
+    """The first ones have code of their own, and no model_type."""
+    tiny = variant("minicpm", "plain")
+    raw = json.loads((tiny.folder / "config.json").read_text())
+    del raw["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = load_model_config(tmp_path)
+    assert (config.model_type, config.embedding_multiplier) == ("minicpm", MINICPM["scale_emb"])
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("minicpm", {**MINICPM, "sparse_config": {"dense_len": 32}}, "of more than 32 tokens, which is not computed"),
+        ("minicpm", {**MINICPM, "hidden_act": "fatrelu"}, "activation 'fatrelu' is not known"),
+        ("deepseek", {**PLAIN, **DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("telechat", {**TELECHAT, "embed_layernorm": True}, "embed_layernorm"),
+        ("telechat", {**TELECHAT, "base_seqlen": 64, "training_seqlen": 128}, "training_seqlen is 128 and base_seqlen"),
+    ],
+)
+def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **entries}))
+    settings = EngineConfig(
+        model=str(tmp_path), device="cpu", skip_tokenizer_init=True, load_format="dummy", max_model_len=64
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare(settings)
+
+
+def test_a_minicpm_within_its_dense_length_attends_to_all(tmp_path: Path) -> None:
+    tiny = make("minicpm", {**MINICPM, "sparse_config": {"dense_len": 4096}})
+    assert_agrees(tiny)
+
+
+def test_the_shared_experts_of_param2_are_counted_together() -> None:
+    entries = {**EVERY["param2moe"]["plain"], "num_shared_experts": 2, "moe_shared_expert_intermediate_size": 122}
+    config = configured("param2moe", entries)
+    assert (config.moe_shared_expert_intermediate_size, config.n_shared_experts) == (61, 2)
+    with pytest.raises(ValueError, match="61, no multiple of the 2 shared experts"):
+        configured("param2moe", {**entries, "moe_shared_expert_intermediate_size": 61})
