@@ -46,6 +46,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "megatron-bert": "megatron_bert",
     "mistral_large4_text": "mistral_large4",
     "modernbert-decoder": "modernbert_decoder",
+    "nemotron-nas": "nemotron_nas",
     "new": "gte",
     "openai-gpt": "openai_gpt",
     "nomic_bert_moe": "nomic_bert",

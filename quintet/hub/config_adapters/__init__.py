@@ -1,1 +1,1 @@
-"""How the entries of model types that transformers does not know are read, beside those of legacy_configs."""
+"""Readers of config.json for model types that transformers does not know, beside those of legacy_configs."""

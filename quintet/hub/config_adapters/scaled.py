@@ -85,6 +85,40 @@ def _pangu(entries: Entries) -> Entries:
     return {**entries, "attention_bias": bool(entries["bias"] if biased is None else biased)}
 
 
+def _nemotron_nas(entries: Entries) -> Entries:
+    """Heads and widths are each layer's own; what is read for the whole model is the most of them."""
+    blocks, heads = entries.get("block_configs"), entries["num_attention_heads"]
+    if not isinstance(blocks, list) or len(blocks) != entries["num_hidden_layers"]:
+        raise ValueError("block_configs has not an entry for each of num_hidden_layers")
+    groups = [block["attention"].get("n_heads_in_group") for block in blocks]
+    fewest = min((group for group in groups if group), default=1)
+    if any(group and heads % group for group in groups):
+        raise ValueError(f"n_heads_in_group has {groups}, and some do not divide num_attention_heads, {heads}")
+    known = {name: value for name, value in entries.items() if name != "intermediate_size"}
+    return {**known, "num_key_value_heads": heads // fewest}
+
+
+def _plamo3(entries: Entries) -> Entries:
+    """Positions of windows turn by a base of their own, and are not scaled."""
+    window, pattern = entries["window_size"], entries["sliding_window_pattern"]
+    given = entries.pop("sliding_window", None)  # a list in the first files, with null where a layer sees all
+    if isinstance(given, list):
+        given = next((each for each in given if each is not None), None)
+    rope: Entries = {"rope_type": "default", "rope_theta": entries["rope_theta"]}
+    if entries["rope_scaling_factor"] != 1:
+        scaled = {"factor": entries["rope_scaling_factor"], "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+        first = entries["initial_context_length"]
+        rope = {**rope, **scaled, "rope_type": "yarn", "original_max_position_embeddings": first}
+    kinds = [
+        "sliding_attention" if (at + 1) % pattern else "full_attention" for at in range(entries["num_hidden_layers"])
+    ]
+    local = {"rope_type": "default", "rope_theta": entries["rope_local_theta"]}
+    ropes = {"full_attention": rope, "sliding_attention": local}
+    known = {name: each for name, each in entries.items() if name not in ("rope_theta", "rope_scaling")}
+    own = {"layer_types": kinds, "rope_parameters": ropes, "sliding_window": given or window}
+    return {**known, **own, "query_pre_attn_scalar": entries["head_dim"]}
+
+
 LING_NAMES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 SARVAM: Mapping[str, Any] = {
     "n_group": 1,
@@ -125,6 +159,7 @@ SCALED_ADAPTERS: Mapping[str, ConfigAdapter] = {
         defaults={"scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True},
         read=_minicpm,
     ),
+    "nemotron-nas": ConfigAdapter("llama", read=_nemotron_nas),
     "orion": ConfigAdapter(
         "stablelm",
         {"rms_norm_eps": "layer_norm_eps"},
@@ -137,8 +172,33 @@ SCALED_ADAPTERS: Mapping[str, ConfigAdapter] = {
             "rope_theta": 10000.0,
         },
     ),
+    "pangu_ultra_moe": ConfigAdapter(
+        "deepseek_v3",
+        defaults={
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "sandwich_norm": False,
+            "router_enable_expert_bias": False,
+        },
+    ),
     "param2moe": ConfigAdapter(
         "glm4_moe", LING_NAMES, {**BAILING_LIKE, "routed_scaling_factor": 1.0, "rope_theta": 1000000.0}, _param2
+    ),
+    "plamo3": ConfigAdapter(
+        "gemma3_text",
+        defaults={
+            "head_dim": 128,
+            "initial_context_length": None,
+            "num_key_value_heads": 4,
+            "rope_local_theta": 10000.0,
+            "rope_scaling_factor": 1,
+            "rope_theta": 1000000.0,
+            "sliding_window_pattern": 8,
+            "tie_word_embeddings": True,
+            "window_size": 2048,
+        },
+        read=_plamo3,
     ),
     "sarvam_mla": ConfigAdapter("deepseek_v3", LING_NAMES, {**SARVAM, "q_lora_rank": None}, _sarvam_mla),
     "sarvam_moe": ConfigAdapter("glm4_moe", LING_NAMES, {**BAILING_LIKE, "head_dim": 256}),

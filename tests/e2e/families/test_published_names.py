@@ -13,6 +13,9 @@ from quintet.hub.resolve import load_model_config
 from quintet_tools.checkpoints.scaled_families import DEEPSEEK, MINICPM, TELECHAT
 from quintet_tools.checkpoints.tiny import EVERY, PLAIN, Tiny, configured, make, variant
 from tests.e2e.families.test_families import assert_agrees
+from tests.helpers.platforms.run_model import Runner
+
+LINEAR = {"replace_with_linear": True}
 
 
 def published(tiny: Tiny, folder: Path, **entries: Any) -> Tiny:
@@ -40,6 +43,15 @@ def test_a_class_may_go_by_another_name(family: str, architecture: str, tmp_path
     assert_agrees(published(tiny, tmp_path, architectures=[architecture]))
 
 
+def test_an_rnj1_that_attends_to_all_is_a_gemma_3(tmp_path: Path) -> None:
+    tiny = make("gemma3_text", {**EVERY["gemma3_text"]["plain"], "layer_types": ["full_attention"] * 3})
+    assert_agrees(published(tiny, tmp_path, architectures=["Rnj1ForCausalLM"]))
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    read = published(tiny, tmp_path, architectures=["Rnj1ForCausalLM"], layer_types=kinds)
+    with pytest.raises(ValueError, match="Rnj1ForCausalLM with layer_types .'sliding_attention'. is not supported"):
+        Runner(read)
+
+
 def test_a_minicpm_that_names_no_type_is_known_by_its_class(tmp_path: Path) -> None:
     """The first ones have code of their own, and no model_type."""
     tiny = variant("minicpm", "plain")
@@ -56,6 +68,13 @@ def test_a_minicpm_that_names_no_type_is_known_by_its_class(tmp_path: Path) -> N
         ("minicpm", {**MINICPM, "sparse_config": {"dense_len": 32}}, "of more than 32 tokens, which is not computed"),
         ("minicpm", {**MINICPM, "hidden_act": "fatrelu"}, "activation 'fatrelu' is not known"),
         ("deepseek", {**PLAIN, **DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq=2"),
+        (
+            "nemotron-nas",
+            {**EVERY["nemotron-nas"]["plain"], "block_configs": [{"attention": LINEAR, "ffn": LINEAR}] * 4},
+            r"replace_with_linear=True in block_configs\[0\].attention is not supported",
+        ),
+        ("nemotron-nas", {**EVERY["nemotron-nas"]["plain"], "block_configs": []}, "an entry for each of num_hidden"),
+        ("plamo3", {**EVERY["plamo3"]["plain"], "scale_embedding": True}, "scale_embedding"),
         ("telechat", {**TELECHAT, "embed_layernorm": True}, "embed_layernorm"),
         ("telechat", {**TELECHAT, "base_seqlen": 64, "training_seqlen": 128}, "training_seqlen is 128 and base_seqlen"),
     ],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from quintet_tools.checkpoints import reference_recurrent as recurrent
 from quintet_tools.checkpoints.hyper_families import TEXTS, TextModel
+from quintet_tools.checkpoints.layered_families import LAYERED
 from quintet_tools.checkpoints.published import QKV, Settings, Tensors, fused, open_shared, renamed, stacked
 from quintet_tools.checkpoints.published import Published as Published
 from quintet_tools.checkpoints.scaled_families import SCALED, ling_tensors
@@ -247,6 +248,7 @@ def _text(family: str, wrapper: str) -> Published:
 
 PUBLISHED: Mapping[str, Published] = {
     **{family: _text(family, wrapper) for family, wrapper in TEXTS.items()},
+    **LAYERED,
     **SCALED,
     "plamo2": Published("Plamo2ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Plamo)),
     "rwkv7": Published("RWKV7ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Goose)),

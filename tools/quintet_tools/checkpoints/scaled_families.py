@@ -1,5 +1,4 @@
-"""Families that differ from those of transformers in names and a few numbers: what they are compared with, and small
-configs of each."""
+"""Families that differ from those of transformers in names and a few numbers: references, and small configs."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+from quintet_tools.checkpoints.layered_families import LAYERED_VARIANTS
 from quintet_tools.checkpoints.published import QKV, Published, Settings, Tensors, fused, open_shared, renamed, stacked
 from quintet_tools.checkpoints.sizes import LATENT, PLAIN
 
@@ -223,6 +223,7 @@ DEEP_YARN = {
 }  # fmt: skip
 # family -> variant -> what its config is made of
 SCALED_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    **LAYERED_VARIANTS,
     "PanguEmbedded": {"plain": {**PLAIN, "bias": True}},
     "TeleFLM": {
         "muP": {**PLAIN, "use_mup": True, "input_mult": 2.0, "output_mult": 3.0, "mup_scale_factor": 2.0},
