@@ -44,6 +44,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "marian": "bart",
     "mbart": "bart",
     "megatron-bert": "megatron_bert",
+    "minimax_m3_text": "minimax_m3_vl_text",
     "mistral_large4_text": "mistral_large4",
     "modernbert-decoder": "modernbert_decoder",
     "nemotron-nas": "nemotron_nas",

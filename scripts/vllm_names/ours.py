@@ -185,7 +185,7 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "structured output backends": lambda name: _takes(StructuredOutputsConfig, "backend", name),
     "KV connectors": lambda name: f'"{name}"' in _sources("quintet"),
     "plug-in groups": lambda name: f'"quintet.{_GROUPS.get(name, name)}"' in _sources("quintet"),
-    "architectures: text": _serves,
+    "architectures: text": lambda name: _serves(name) or _serves_media(name),
     "architectures: pooling": _serves,
     "architectures: multimodal": _serves_media,
 }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quintet.config import EngineConfig
+from quintet.conformance.check import NotSupported
 from quintet.engine.startup import prepare
 from quintet.hub.resolve import load_model_config
 from quintet_tools.checkpoints.scaled_families import DEEPSEEK, MINICPM, TELECHAT
@@ -43,12 +44,18 @@ def test_a_class_may_go_by_another_name(family: str, architecture: str, tmp_path
     assert_agrees(published(tiny, tmp_path, architectures=[architecture]))
 
 
+def test_the_text_of_minimax_m3_may_stand_by_itself(tmp_path: Path) -> None:
+    tiny = variant("minimax_m3_vl_text", next(iter(EVERY["minimax_m3_vl_text"])))
+    alone = published(tiny, tmp_path, model_type="minimax_m3_text", architectures=["MiniMaxM3SparseForCausalLM"])
+    assert_agrees(alone)
+
+
 def test_an_rnj1_that_attends_to_all_is_a_gemma_3(tmp_path: Path) -> None:
     tiny = make("gemma3_text", {**EVERY["gemma3_text"]["plain"], "layer_types": ["full_attention"] * 3})
     assert_agrees(published(tiny, tmp_path, architectures=["Rnj1ForCausalLM"]))
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     read = published(tiny, tmp_path, architectures=["Rnj1ForCausalLM"], layer_types=kinds)
-    with pytest.raises(ValueError, match="Rnj1ForCausalLM with layer_types .'sliding_attention'. is not supported"):
+    with pytest.raises(NotSupported, match="Rnj1ForCausalLM with layer_types .'sliding_attention'. is not supported"):
         Runner(read)
 
 
