@@ -90,7 +90,7 @@ OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 CLASS_FAMILIES = {
     "ChatGLMModel": "chatglm", "TeleChat2ForCausalLM": "telechat", "BailingMoeV2ForCausalLM": "bailing_moe",
     "DeciLMForCausalLM": "nemotron_nas", "Rnj1ForCausalLM": "gemma3",
-    "MiniMaxM3SparseForCausalLM": "minimax_m3_vl_text",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3_vl_text", "HCXVisionV2ForCausalLM": "hyperclovax_vision_v2",
     "MiniMaxM3SparseForConditionalGeneration": "minimax_m3_vl", **OMNI,
 }  # fmt: skip
 # model types -> those whose class transformers computes them by

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quintet.config import EngineConfig
 from quintet.conformance.check import NotSupported
@@ -42,6 +43,26 @@ def published(tiny: Tiny, folder: Path, **entries: Any) -> Tiny:
 def test_a_class_may_go_by_another_name(family: str, architecture: str, tmp_path: Path) -> None:
     tiny = variant(family, next(iter(EVERY[family])))
     assert_agrees(published(tiny, tmp_path, architectures=[architecture]))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "family", "architecture"),
+    [
+        ("inkling_mm_model", "inkling_text", "InklingForConditionalGeneration"),
+        ("hyperclovax_vision_v2", "hyperclovax", "HCXVisionV2ForCausalLM"),
+    ],
+)
+def test_the_text_of_a_wrapper_runs_under_the_class_that_its_file_names(
+    wrapper: str, family: str, architecture: str, tmp_path: Path
+) -> None:
+    tiny = variant(family, next(iter(EVERY[family])))
+    text = json.loads((tiny.folder / "config.json").read_text())
+    raw = {"model_type": wrapper, "architectures": [architecture], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(tiny.folder / "model.safetensors")
+    inner = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file(inner, tmp_path / "model.safetensors")
+    assert_agrees(replace(tiny, folder=tmp_path, config=load_model_config(tmp_path).get_text_config()))
 
 
 def test_the_text_of_minimax_m3_may_stand_by_itself(tmp_path: Path) -> None:

@@ -250,3 +250,18 @@ def test_modernbert_has_a_vector_for_each_token_behind_a_product(name: str, tmp_
         got = [each.outputs.score for each in llm.score(query, documents, use_tqdm=False)]
     wanted = [float((tokens(query) @ tokens(each).T).max(1).values.sum()) for each in documents]
     np.testing.assert_allclose(got, wanted, atol=2e-5)
+
+
+def test_lfm2s_colbert_projects_each_token(tmp_path: Path) -> None:
+    """LFM2-ColBERT, by the class that vLLM names: a decoder with short convolutions, and a product behind it."""
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"])
+    model = transformers.Lfm2Model(config).eval()
+    model.save_pretrained(tmp_path)
+    head = torch.nn.Linear(48, 16, bias=False)
+    behind(tmp_path, head, "linear.")
+    renamed(tmp_path, "ColBERTLfm2Model")
+    with opened(tmp_path) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False), strict=True):
+            wanted = functional.normalize(head(states(model, ids)), dim=-1)
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=2e-5)

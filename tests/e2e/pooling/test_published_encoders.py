@@ -228,6 +228,18 @@ def test_jina_v3_has_the_adapter_of_the_task_that_is_asked_for(task: str | None,
     assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0], **settings)
 
 
+def test_jinas_colbert_projects_each_token(tmp_path: Path) -> None:
+    """jina-colbert-v2, by the class that vLLM names: no adapters, and a product among the model's tensors."""
+    model, plain = jina_v3()
+    weight = torch.randn(16, 48)
+    tensors = {f"roberta.{name}": each for name, each in plain.items()}
+    own = {"architectures": ["ColBERTJinaRobertaModel"], "lora_adaptations": None}
+    with opened(written(tmp_path, {**tensors, "linear.weight": weight}, **{**JINA_V3, **own})) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False), strict=True):
+            wanted = functional.normalize(model(torch.tensor([ids])).last_hidden_state[0] @ weight.T, dim=-1)
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=2e-5)
+
+
 def test_a_task_that_jina_v3_has_not_is_refused_by_name(tmp_path: Path) -> None:
     folder = written(tmp_path, adapted(jina_v3()[1])[0], **JINA_V3)
     with pytest.raises(ValueError, match="task='clustering' is none of this model's; choose one of retrieval.query"):
