@@ -1,5 +1,4 @@
-"""Llama Nemotron Super and Ultra, DeciLM (NVIDIA 2025): Llama with heads and widths of each layer's own, and layers
-that lack attention or the feed-forward, as a search has chosen them."""
+"""Llama Nemotron Super and Ultra (NVIDIA 2025): Llama with other heads and widths by layer, some without a branch."""
 
 from collections.abc import Mapping
 from typing import Any

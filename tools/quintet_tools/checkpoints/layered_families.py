@@ -110,7 +110,7 @@ def _plamo3_computes(model: Any, settings: Settings) -> Any:
     if rope["rope_type"] == "yarn":
         lengths = {"max_position_embeddings": settings["max_position_embeddings"], "head_dim": settings["head_dim"]}
         whole = LlamaConfig(**lengths, rope_parameters=rope)
-        frequencies, _ = ROPE_INIT_FUNCTIONS["yarn"](whole, torch.device("cpu"))
+        frequencies, _ = ROPE_INIT_FUNCTIONS["yarn"](whole, None)
         model.model.rotary_emb.full_attention_inv_freq = frequencies
     return model
 
