@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from quintet import LLM, PoolingParams
 from quintet_tools.checkpoints.custom_families import PUBLISHED
+from quintet_tools.checkpoints.random_weights import scatter
+from quintet_tools.checkpoints.sizes import LATENT, PLAIN
 from tests.e2e.pooling.test_scores import WORDS, tokenizer
 
 TEXTS = [[5, 6, 7], [1] * 40, [9], list(range(2, 60))]
@@ -113,6 +115,20 @@ def test_a_llama_whose_tokens_see_both_ways_has_a_score_of_their_mean(tmp_path: 
         for ids, output in zip(TEXTS, llm.classify(TEXTS, use_tqdm=False), strict=True):
             both = states(model.model, ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))
             np.testing.assert_allclose(output.outputs.data, model.score(both.mean(0)).sigmoid(), atol=3e-6)
+
+
+def test_latent_attention_both_ways_is_that_of_transformers(tmp_path: Path) -> None:
+    """A DeepSeek-V3 whose tokens see both ways, by the class that vLLM names: the mean of its rows."""
+    torch.manual_seed(0)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.DeepseekV3Model(transformers.DeepseekV3Config(**{**PLAIN, **LATENT, **plain})).eval()
+    scatter(model)
+    model.save_pretrained(tmp_path)
+    renamed(tmp_path, "DeepseekV3BidirectionalModel", is_causal=False)
+    with opened(tmp_path, pooler_config={"pooling_type": "MEAN"}) as llm:
+        for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+            both = states(model, ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids))).mean(0)
+            np.testing.assert_allclose(output.outputs.data, functional.normalize(both, dim=0), atol=3e-6)
 
 
 def test_voyages_embedding_is_a_product_of_a_mean_both_ways(tmp_path: Path) -> None:
