@@ -51,6 +51,15 @@ FILE = Path("docs/models.md")
 
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
+    "nemotron-nas": "Llama Nemotron Super 49B and Ultra 253B, DeciLM",
+    "PanguEmbedded": "openPangu Embedded 1B and 7B",
+    "TeleFLM": "Tele-FLM, FLM-2",
+    "minicpm": "2B, MoE, MiniCPM 4; 4.1 up to its dense_len",
+    "orion": "Orion 14B",
+    "param2moe": "Param 2",
+    "sarvam_mla": "Sarvam 105B",
+    "sarvam_moe": "Sarvam 30B",
+    "telechat3": "TeleChat 3, its dense sizes",
     "cwm": "CWM 32B",
     "deepseek_v32": "longer requests than index_topk tokens (2048 as published) on `cpu` alone",
     "deepseek_v4": "on `cpu` alone; published files are unverified",
@@ -74,6 +83,7 @@ ALSO = {
     "kimi_k2": "Kimi K2",
     "kimi_linear": "slow on GPUs, where its rule has no kernel yet",
     "llama": "Yi, SmolLM 2, TinyLlama, Vicuna, SOLAR 10.7B, DeepSeek LLM and Coder, Falcon 3",
+    "minimax_m3_text": "MiniMax-M3's text by itself",
     "minimax_m3_vl_text": "requests of more tokens than the chosen blocks have (2048 as published) on `cpu` alone",
     "qwen3_5": "Qwen3.5, its text",
     "qwen3_5_moe": "Qwen3.5 with experts, its text",
@@ -127,6 +137,7 @@ WRAPPED = {
     "glm_ocr_text": "glm4",
     "paddleocr_vl_text": "ernie4_5",
     "kimi_k2": "deepseek_v3",
+    "minimax_m3_text": "minimax_m3_vl_text",
     "deepseek_ocr2_text": "deepseek_v2",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",

@@ -88,7 +88,9 @@ OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_confi
 OMNI = {"NemotronH_Omni_Reasoning_V3": "nemotron_h_omni"}
 # classes that have a head, whatever they are called -> their family
 CLASS_FAMILIES = {
-    "ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe",
+    "ChatGLMModel": "chatglm", "TeleChat2ForCausalLM": "telechat", "BailingMoeV2ForCausalLM": "bailing_moe",
+    "DeciLMForCausalLM": "nemotron_nas", "Rnj1ForCausalLM": "gemma3",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3_vl_text", "HCXVisionV2ForCausalLM": "hyperclovax_vision_v2",
     "MiniMaxM3SparseForConditionalGeneration": "minimax_m3_vl", **OMNI,
 }  # fmt: skip
 # model types -> those whose class transformers computes them by

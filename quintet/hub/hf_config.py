@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Entries = dict[str, Any]
 # types that repositories give with code of their own, where the entries are those of a type that transformers has
-EQUIVALENT_TYPES = {"kimi_k2": "deepseek_v3"}
+EQUIVALENT_TYPES = {"kimi_k2": "deepseek_v3", "minimax_m3_text": "minimax_m3_vl_text"}
 # that checkpoints say as a number, which an earlier class took, and transformers 5 refuses (4, of Llama 4)
 NUMERIC_SWITCHES = ("attn_temperature_tuning",)
 Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function

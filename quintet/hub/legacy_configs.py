@@ -6,33 +6,19 @@ transformers.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.hub.config_adapters.adapter import ConfigAdapter, Entries
+from quintet.hub.config_adapters.scaled import SCALED_ADAPTERS
 from quintet.hub.config_checks import BY_LAYER
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Entries = dict[str, Any]
 SLOPED_WIDTH = 5120  # hidden_size of both Baichuan 13B
 NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
-
-
-def _unchanged(entries: Entries) -> Entries:
-    return entries
-
-
-@dataclass(frozen=True)
-class ConfigAdapter:
-    """Rules to read the entries of a type."""
-
-    target_type: str  # the type of the class that reads them
-    names: Mapping[str, str] = field(default_factory=dict)  # theirs -> that class's
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # the published class's defaults for missing entries
-    read: Callable[[Entries], Entries] = _unchanged  # after renaming: converts entries of another form
 
 
 def _internlm(entries: Entries) -> Entries:
@@ -212,6 +198,7 @@ FLASH, NOMIC_MOE = "xlm-roberta-flash", "nomic_bert_moe"
 POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): FLASH}
 # by model_type
 LEGACY_ADAPTERS: Mapping[str, ConfigAdapter] = {
+    **SCALED_ADAPTERS,
     "baichuan": ConfigAdapter("llama", read=_baichuan),
     "bailing_moe": ConfigAdapter(
         "glm4_moe",
@@ -290,6 +277,7 @@ LEGACY_ADAPTERS: Mapping[str, ConfigAdapter] = {
 }
 # classes with files that name an earlier generation's type (Ling 2.0) -> how their entries are read
 TYPE_BY_CLASS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
+UNTYPED = {"MiniCPMForCausalLM": "minicpm"}  # classes with early files that name no type -> the type
 
 
 def resolved_model_type(kind: str, entries: Mapping[str, Any]) -> str:
@@ -299,9 +287,20 @@ def resolved_model_type(kind: str, entries: Mapping[str, Any]) -> str:
     return POSITIONS.get((kind, str(entries.get("position_embedding_type"))), kind)
 
 
+def with_model_type(entries: Entries) -> Entries:
+    """Returns the entries of a file, with the type that its class implies where it names none."""
+    names = entries.get("architectures")
+    if "model_type" in entries or not isinstance(names, list):
+        return entries
+    kind = next((UNTYPED[name] for name in names if isinstance(name, str) and name in UNTYPED), None)
+    return entries if kind is None else {**entries, "model_type": kind}
+
+
 def version() -> bytes:
-    """Changes with this file: what it made before is then read anew."""
-    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+    """Changes with this file and those of config_adapters: what they made before is then read anew."""
+    here = Path(__file__)
+    files = [here, *sorted((here.parent / "config_adapters").glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
 
 
 def adapted_config(kind: str, entries: Entries) -> "PretrainedConfig":

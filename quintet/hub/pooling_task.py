@@ -30,18 +30,23 @@ TASKS_BY_CLASS = {
     "ColBERT": "embed",
     "ColPaliForRetrieval": "embed",
     "ColQwen2ForRetrieval": "embed",
+    "JinaForRanking": "embed",
     "ModernBert": "embed",
     "BertGenerationEncoder": "embed",
     "Model": "embed",
 }
+LATE_INTERACTION = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")  # of pictures
+SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
+SPLADE = "BertSpladeSparseEmbeddingModel"  # how much each token of the vocabulary counts (Formal et al. 2021)
+RANKING = "JinaForRanking"  # rows at the tokens that end documents and queries, projected
+VOYAGE = "VoyageQwen3BidirectionalEmbedModel"  # a product behind a decoder whose tokens see both ways
+RANKING_TOKENS = {"doc_embed_token_id": 151670, "query_embed_token_id": 151671}  # entries -> its published tokens
 # entries of a config.json that no class of transformers has; hf_overrides may give them
 ENTRIES = (
     *("matryoshka_dimensions", "is_matryoshka", "is_causal", "num_labels", "classifier_from_token", "method"),
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
-    *("use_sep_token", "task"),
+    *("use_sep_token", "task", *RANKING_TOKENS),
 )
-LATE_INTERACTION = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")  # of pictures
-SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
     *("mpnet", "nomic_bert", "nomic_bert_moe", "gemma3_text"),
@@ -72,6 +77,9 @@ class Pooling:
     token_heads: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
     projects_tokens: bool = False  # ColBERT: its projection among the model's tensors
     truncates_left: bool = False  # longer texts lose their beginning
+    splade: bool = False  # an embedding has the most that any token says of each token of the vocabulary
+    row_tokens: tuple[int, ...] = ()  # tokens whose rows count, those of one after those of another
+    projected: str = ""  # the class whose projection stands among the model's tensors
     sentence: SentenceTransformersConfig = SentenceTransformersConfig()
 
     @property
@@ -149,14 +157,26 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
         return replace(pooling, tasks=("embed", "token_embed", "token_classify"), token_heads=True)
     if convert == "embed" and sentence.pools_tokens:  # ColBERT: of tokens alone
         return replace(pooling, tasks=("token_embed",))
-    return pooling
+    return _by_class(pooling, names, hf_config, asked) if convert == "embed" else pooling
+
+
+def _by_class(pooling: Pooling, names: Sequence[str], hf_config: Any, asked: PoolerConfig) -> Pooling:
+    """Returns the pooling of a class that answers otherwise than with a row, or the mean of some."""
+    plain = bool(_first_set(asked.normalize, asked.use_activation, False))
+    if SPLADE in names:
+        return replace(pooling, sequence="ALL", normalize=plain, splade=True)
+    if RANKING in names:
+        tokens = tuple(getattr(hf_config, name, None) or token for name, token in RANKING_TOKENS.items())
+        return replace(pooling, tasks=("token_embed",), normalize=plain, row_tokens=tokens, projected=RANKING)
+    return replace(pooling, projected=VOYAGE) if VOYAGE in names else pooling
 
 
 def bidirectional(hf_config: Any) -> bool:
     """Returns whether a decoder's attention is bidirectional, by the config entries of decoders made into embedders."""
     causal = getattr(hf_config, "is_causal", None)
     seen = getattr(hf_config, "use_bidirectional_attention", None)
-    return causal is False or seen in (True, "all")  # Gemma 4: "vision" is of media alone
+    voyage = VOYAGE in (getattr(hf_config, "architectures", None) or ())
+    return causal is False or voyage or seen in (True, "all")  # Gemma 4: "vision" is of media alone
 
 
 def _tasks(convert: str, by_tokens: bool, labels: int, asked: PoolerConfig) -> tuple[str, ...]:

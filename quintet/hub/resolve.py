@@ -19,7 +19,7 @@ from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entr
 from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
-from quintet.hub.legacy_configs import resolved_model_type
+from quintet.hub.legacy_configs import resolved_model_type, with_model_type
 from quintet.hub.model_names import HUB_ADDRESS, HUB_ID
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.wrappers import text_entries, text_model_type, why_raw
@@ -269,6 +269,7 @@ def load_model_config(
         raw = ctranslate2_config(path)
     if (why := why_raw(raw)) is not None:
         raise ValueError(f"{file}: {why}")
+    raw = with_model_type(raw)
     if callable(overrides):
         return _changed(raw, file, overrides, pooling)
     overrides = overrides or {}

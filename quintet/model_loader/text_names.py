@@ -15,11 +15,13 @@ _HEAD = re.compile(
     r"(?:thinker\.|vlm\.)?(?P<name>(lm_head|embedding_proj_layer|score|classifier|v_head|value_head|rank_head"
     r"|text_projection)\..+)"
 )
-# beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text
+# beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text;
+# projector.0 and projector.2 are a head's
 _TOWER = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
-    r"|embed_tokens_extend|sam_model|qwen2_model|projector|view_seperator|multi_modal_projector|mm_projector|mlp_AR"
-    r"|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav|code2wav)(\..+)?"
+    r"|embed_tokens_extend|sam_model|qwen2_model|projector(?!\.[02]\.)|view_seperator|multi_modal_projector"
+    r"|mm_projector|mlp_AR|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav|code2wav)"
+    r"(\..+)?"
 )
 SPEAKING = r"(?:talker|token2wav|code2wav)\..+"  # parts of models that speak, which nothing here computes
 # of models that speak: the part that writes; of those for late interaction: the part behind which is a projection

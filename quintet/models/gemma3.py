@@ -20,6 +20,13 @@ def _window(config: Any, index: int, build: BuildContext) -> int | None:
     return window // 2 + 1 if window is not None and both and not build.causal else window
 
 
+def _check_rnj1(config: Any) -> None:
+    """ValueError for layers of Rnj-1 that see chunks: those of its class that see all tokens are Gemma 3's."""
+    kinds = {*config.layer_types} - {"full_attention"}
+    if "Rnj1ForCausalLM" in (getattr(config, "architectures", None) or ()) and kinds:
+        raise ValueError(f"Rnj1ForCausalLM with layer_types {sorted(kinds)} is not supported; full_attention is")
+
+
 class Gemma3ForCausalLM(CausalLM):
     """Gemma 2's blocks with QK-norm."""
 
@@ -27,6 +34,7 @@ class Gemma3ForCausalLM(CausalLM):
         super().__init__(build)
         if build.causal:
             refuse(config, "use_bidirectional_attention")
+        _check_rnj1(config)
         rotaries = {
             kind: Rotary(build, config.head_dim, config.rope_parameters[kind], config.max_position_embeddings)
             for kind in sorted(set(config.layer_types))

@@ -123,7 +123,8 @@ def _equal_types() -> set[str]:
 @cache
 def _named() -> set[str]:
     """Names that the reading of checkpoints, or a test that runs one, has."""
-    folders = ("quintet/hub", "quintet/models", "quintet/engine/pooling", "tests/e2e", "tests/engine/pooling")
+    tests = ("tests/e2e", "tests/engine/pooling", "tools/quintet_tools/checkpoints")
+    folders = ("quintet/hub", "quintet/models", "quintet/engine/pooling", *tests)
     return set(_STRING.findall("\n".join(map(_sources, folders)))) | set(_CLASS.findall(_sources("quintet/models")))
 
 
@@ -184,7 +185,7 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "structured output backends": lambda name: _takes(StructuredOutputsConfig, "backend", name),
     "KV connectors": lambda name: f'"{name}"' in _sources("quintet"),
     "plug-in groups": lambda name: f'"quintet.{_GROUPS.get(name, name)}"' in _sources("quintet"),
-    "architectures: text": _serves,
+    "architectures: text": lambda name: _serves(name) or _serves_media(name),
     "architectures: pooling": _serves,
     "architectures: multimodal": _serves_media,
 }

@@ -15,7 +15,7 @@ from quintet.config import EngineConfig
 from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import launch, prepare
-from quintet.hub.hf_config import HFConfig, freeze, read_config, thaw
+from quintet.hub.hf_config import EQUIVALENT_TYPES, HFConfig, freeze, read_config, thaw
 from quintet.hub.legacy_configs import LEGACY_ADAPTERS
 from quintet.hub.resolve import load_model_config
 from quintet.models import families
@@ -59,7 +59,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
 # heads do not divide the default hidden size of the first three; of the rest, transformers has no class
-ODD = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text", "kimi_k2", *LEGACY_ADAPTERS}
+ODD = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text", *EQUIVALENT_TYPES, *LEGACY_ADAPTERS}
 BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - ODD)]
 TINY = [
     (family, each) for family, found in models.EVERY.items() if family not in LEGACY_ADAPTERS for each in found.values()

@@ -16,7 +16,7 @@ from quintet.engine.startup import prepare
 from quintet.hub.config_checks import check_architectures
 from quintet.hub.legacy_configs import LEGACY_ADAPTERS
 from quintet.hub.resolve import load_model_config
-from quintet.models import families, model_class
+from quintet.models import built_in, families, model_class
 from quintet.platforms.cpu import PLATFORM
 from quintet.quantize.calibrated import config_of
 from quintet.quantize.checkpoint import SourceCheckpoint
@@ -54,7 +54,7 @@ def test_a_model_that_brings_python_loads_without_it(family: str) -> None:
 
 
 def _file(family: str) -> str:
-    return {"bailing_moe_v2": "bailing_moe", "internlm": "llama"}.get(family, family)
+    return str(built_in(family))
 
 
 def test_a_reading_is_kept_until_the_way_of_reading_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from quintet.engine.pooling.heads import Head
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.pooler import Pooler
 from quintet.engine.pooling.sentence_modules import output_width, read_modules
-from quintet.hub.pooling_task import Pooling, is_pooling_model, plan_pooling
+from quintet.hub.pooling_task import RANKING, Pooling, is_pooling_model, plan_pooling
 from quintet.hub.sentence_transformers import GGUF
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.weight_files import WeightFiles
@@ -58,7 +58,8 @@ def head_tensors(pooling: Pooling | None) -> tuple[str, ...]:
     if pooling is None:
         return ()
     beside = [rf"{each.config['tensor']}\.weight" for each in pooling.sentence.modules if each.package == GGUF]
-    return (*heads.HEAD_TENSORS, *(heads.PROJECTIONS if pooling.sentence.pools_tokens else ()), *beside)
+    projects = pooling.sentence.pools_tokens or pooling.projected
+    return (*heads.HEAD_TENSORS, *(heads.PROJECTIONS if projects else ()), *beside)
 
 
 def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
@@ -67,7 +68,7 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
     return PoolingBounds(
         tasks=pooling.tasks,
         max_model_len=max_model_len,
-        width=output_width(sentence.modules, hf_config.hidden_size),
+        width=_width(pooling, hf_config),
         sequence=pooling.sequence,
         matryoshka_dims=pooling.matryoshka,
         chunks_long_texts=pooling.chunked,
@@ -85,6 +86,15 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
     )
 
 
+def _width(pooling: Pooling, hf_config: Any) -> int:
+    """Returns the numbers of an embedding, before a request's own dimensions."""
+    if pooling.splade:
+        return int(hf_config.vocab_size)
+    if pooling.projected and not pooling.sentence.modules:
+        return int(getattr(hf_config, "embedding_size" if pooling.projected == RANKING else "num_labels", 0) or 0)
+    return output_width(pooling.sentence.modules, hf_config.hidden_size)
+
+
 def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
     """Builds the pooler with the checkpoint's heads; random weights have none. ValueError if a head is missing."""
     if pooling.token_heads:
@@ -93,7 +103,14 @@ def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, fol
         if pooling.projects_tokens:
             projection = (heads.colbert_projection(heads.raw_tensors(files)),) if files else ()
             return Pooler(pooling, {"token_embed": projection})
+        if pooling.splade:
+            return Pooler(
+                pooling, {"embed": heads.masked_lm_head(heads.raw_tensors(files), hf_config)} if files else {}
+            )
         functions = read_modules(pooling.sentence.modules, hf_config.hidden_size)
+        if pooling.projected and files is not None:
+            functions = (*heads.projection(heads.raw_tensors(files), pooling.projected == RANKING), *functions)
+            return Pooler(pooling, dict.fromkeys(pooling.tasks, functions))
         return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": functions})
     tasks = pooling.tasks
     if files is None:

@@ -24,7 +24,11 @@ HEAD_TENSORS = (
     r"(head|decoder|qa_outputs|predictions)\..*",
 )
 # tensors of the projection of a model for late interaction
-PROJECTIONS = (r"(colbert_)?linear\.(weight|bias)", r"embedding_proj_layer\.(weight|bias)")
+PROJECTIONS = (
+    r"(colbert_)?linear\.(weight|bias)",
+    r"embedding_proj_layer\.(weight|bias)",
+    r"projector\.[02]\.(weight|bias)",
+)
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "identity")
 
 
@@ -191,6 +195,25 @@ def colbert_projection(tensors: Mapping[str, StoredTensor]) -> PoolingLinear:
     if name is None:
         raise ValueError("the files of this ColBERT hold no linear.weight, its projection; fetch the model anew")
     return _read_linear(tensors, name, HeadLayer(name), 0.0)
+
+
+def projection(tensors: Mapping[str, StoredTensor], two_layers: bool) -> Head:
+    """Returns the projection behind a decoder: one product, or two with a ReLU between (Jina Reranker v3)."""
+    if not two_layers:
+        return (colbert_projection(tensors),)
+    parts = HeadLayer("projector.0", "relu"), HeadLayer("projector.2")
+    return tuple(_read_linear(tensors, part.name, part, 0.0) for part in parts)
+
+
+def masked_lm_head(tensors: Mapping[str, StoredTensor], config: Any) -> Head:
+    """Returns BERT's head over the vocabulary; its rows are those of the token embedding where no others are stored."""
+    part = HeadLayer("cls.predictions.transform.dense", config.hidden_act, "cls.predictions.transform.LayerNorm")
+    decoder = "cls.predictions.decoder"
+    names = (f"{decoder}.weight", "bert.embeddings.word_embeddings.weight", "embeddings.word_embeddings.weight")
+    table = next((name for name in names if name in tensors), names[0])
+    biases = (f"{decoder}.bias", "cls.predictions.bias")
+    bias = next((read_tensor(tensors, name) for name in biases if name in tensors), None)
+    return _read_linear(tensors, part.name, part, _eps(config)), PoolingLinear(read_tensor(tensors, table), bias)
 
 
 def read_linear_file(file: Path) -> PoolingLinear:

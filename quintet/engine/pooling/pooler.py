@@ -79,12 +79,17 @@ class Pooler:
         tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id
         if params.late_chunking_params is not None:
             x = _chunk_means(x, params.late_chunking_params.chunk_size)
+        elif params.of_tokens and pooling.row_tokens:
+            ids = np.asarray(token_ids)
+            x = np.concatenate([x[ids == token] for token in pooling.row_tokens])
         elif params.of_tokens and tag is not None:
             x = x[np.asarray(token_ids) == tag]
         elif params.of_tokens:
             x = self._without_ends(x, params, token_ids)
         for product in (self.heads if heads is None else heads).get(params.task or "", ()):
             x = product(x)
+        if pooling.splade and not params.of_tokens:
+            x = np.log1p(np.maximum(x.max(0, keepdims=True), 0))
         columns = params.returned_token_ids or pooling.returned_token_ids
         if columns and params.of_tokens:
             x = x[:, list(columns)]

@@ -92,6 +92,7 @@ class LatentAttention(nn.Module):
             )
         queries = even_shards(shape.heads, build.size)
         self._shape, self._heads, self.rotary = shape, queries.local(build.rank), rotary
+        self._causal = build.causal
         each, latent = (
             shape.qk_nope_head_dim + shape.qk_rope_head_dim,
             replicated(shape.kv_lora_rank + shape.qk_rope_head_dim, build.size),
@@ -120,8 +121,10 @@ class LatentAttention(nn.Module):
                 page_size=build.page_size,
                 kv_dtype=build.kv_dtype,
                 sinks=shape.sinks,
-                shared=shape.kv_lora_rank,
+                shared=shape.kv_lora_rank if build.causal else 0,
                 chosen=chosen,
+                causal=build.causal,
+                source="self" if build.causal else "none",
             )
         )
         self.mixing.kv_heads = 1
@@ -160,8 +163,10 @@ class LatentAttention(nn.Module):
         if self._chosen:
             assert cache.chosen is not None, "the first layer has an indexer"
             out = self.mixing.attend_chosen(q, k, cache.chosen, cache, sinks=sinks)
-        else:
+        elif self._causal:
             out = self.mixing(q, k, None, cache, sinks)
+        else:  # nothing is cached: values are the latents of the keys
+            out = self.mixing(q, k, k, cache, sinks)[..., : self._shape.kv_lora_rank]
         out = self.absorbed.project_values(out).reshape(tokens, -1)
         return out if gate is None else self._ops.sigmoid_gate(out, gate)
 

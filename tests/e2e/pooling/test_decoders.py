@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from quintet import LLM, PoolingParams
 from quintet_tools.checkpoints.custom_families import PUBLISHED
+from quintet_tools.checkpoints.random_weights import scatter
+from quintet_tools.checkpoints.sizes import LATENT, PLAIN
 from tests.e2e.pooling.test_scores import WORDS, tokenizer
 
 TEXTS = [[5, 6, 7], [1] * 40, [9], list(range(2, 60))]
@@ -105,6 +107,58 @@ def test_a_llama_whose_tokens_see_both_ways(pooling: str, tmp_path: Path) -> Non
         opened(tmp_path)
 
 
+def test_a_llama_whose_tokens_see_both_ways_has_a_score_of_their_mean(tmp_path: Path) -> None:
+    """llama-nemotron-rerank: a product behind what its embedder gives."""
+    model = made("LlamaForSequenceClassification", tmp_path, num_labels=1)
+    renamed(tmp_path, "LlamaBidirectionalForSequenceClassification", model_type="llama_bidirec", pooling="avg")
+    with opened(tmp_path) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.classify(TEXTS, use_tqdm=False), strict=True):
+            both = states(model.model, ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))
+            np.testing.assert_allclose(output.outputs.data, model.score(both.mean(0)).sigmoid(), atol=3e-6)
+
+
+def test_latent_attention_both_ways_is_that_of_transformers(tmp_path: Path) -> None:
+    """A DeepSeek-V3 whose tokens see both ways, by the class that vLLM names: the mean of its rows."""
+    torch.manual_seed(0)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.DeepseekV3Model(transformers.DeepseekV3Config(**{**PLAIN, **LATENT, **plain})).eval()
+    scatter(model)
+    model.save_pretrained(tmp_path)
+    renamed(tmp_path, "DeepseekV3BidirectionalModel", is_causal=False)
+    with opened(tmp_path, pooler_config={"pooling_type": "MEAN"}) as llm:
+        for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+            both = states(model, ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids))).mean(0)
+            np.testing.assert_allclose(output.outputs.data, functional.normalize(both, dim=0), atol=3e-6)
+
+
+def test_voyages_embedding_is_a_product_of_a_mean_both_ways(tmp_path: Path) -> None:
+    """voyage-4-nano: the product's outputs are counted by num_labels."""
+    model = made("Qwen3Model", tmp_path, head_dim=16)
+    head = torch.nn.Linear(48, 32, bias=False)
+    behind(tmp_path, head, "linear.")
+    renamed(tmp_path, "VoyageQwen3BidirectionalEmbedModel", num_labels=32)
+    sentence(tmp_path, "mean_tokens")
+    both = {len(ids): {"full_attention": torch.zeros(1, 1, len(ids), len(ids))} for ids in TEXTS}
+    with opened(tmp_path) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+            wanted = head(states(model, ids, attention_mask=both[len(ids)])).mean(0)
+            np.testing.assert_allclose(output.outputs.data, functional.normalize(wanted, dim=0), atol=3e-6)
+
+
+def test_jinas_reranker_has_a_vector_of_each_document_and_then_of_the_query(tmp_path: Path) -> None:
+    """jina-reranker-v3: rows at two tokens, behind two products with a ReLU between."""
+    trunk = made("Qwen3Model", tmp_path, head_dim=16)
+    head = torch.nn.Sequential(
+        torch.nn.Linear(48, 24, bias=False), torch.nn.ReLU(), torch.nn.Linear(24, 16, bias=False)
+    )
+    behind(tmp_path, head, "projector.")
+    renamed(tmp_path, "JinaForRanking", embedding_size=16, doc_embed_token_id=77, query_embed_token_id=78)
+    ids = [5, 6, 78, 8, 77, 9, 10, 77, 11]
+    with opened(tmp_path) as llm, torch.no_grad():
+        [output] = llm.encode([ids], pooling_task="token_embed", use_tqdm=False)
+        np.testing.assert_allclose(output.outputs.data, head(states(trunk, ids)[[4, 7, 2]]), atol=3e-6)
+
+
 # -------------------------------------------------------------------------------------------------------- rerankers
 RERANKERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any]] = {
     "Qwen3-Reranker": (
@@ -184,8 +238,9 @@ def test_internlm2s_reward_is_a_product_of_each_token(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- late interaction
-def test_modernbert_has_a_vector_for_each_token_behind_a_product(tmp_path: Path) -> None:
-    """GTE-ModernColBERT, as PyLate writes it."""
+@pytest.mark.parametrize("name", ["ModernBertModel", "ColBERTModernBertModel"])
+def test_modernbert_has_a_vector_for_each_token_behind_a_product(name: str, tmp_path: Path) -> None:
+    """GTE-ModernColBERT, as PyLate writes it; vLLM wants another class's name."""
     torch.manual_seed(0)
     sizes = {name: each for name, each in SIZES.items() if name != "num_key_value_heads"}
     special = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
@@ -207,7 +262,22 @@ def test_modernbert_has_a_vector_for_each_token_behind_a_product(tmp_path: Path)
         given = hf(text, return_tensors="pt")
         return functional.normalize(states(model, given["input_ids"][0].tolist()) @ weight.T, dim=-1)
 
-    with opened(tmp_path, skip_tokenizer_init=False) as llm:
+    with opened(tmp_path, skip_tokenizer_init=False, hf_overrides={"architectures": [name]}) as llm:
         got = [each.outputs.score for each in llm.score(query, documents, use_tqdm=False)]
     wanted = [float((tokens(query) @ tokens(each).T).max(1).values.sum()) for each in documents]
     np.testing.assert_allclose(got, wanted, atol=2e-5)
+
+
+def test_lfm2s_colbert_projects_each_token(tmp_path: Path) -> None:
+    """LFM2-ColBERT, by the class that vLLM names: a decoder with short convolutions, and a product behind it."""
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"])
+    model = transformers.Lfm2Model(config).eval()
+    model.save_pretrained(tmp_path)
+    head = torch.nn.Linear(48, 16, bias=False)
+    behind(tmp_path, head, "linear.")
+    renamed(tmp_path, "ColBERTLfm2Model")
+    with opened(tmp_path) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False), strict=True):
+            wanted = functional.normalize(head(states(model, ids)), dim=-1)
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=2e-5)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertForTokenClassification,
     Qwen3Config,
@@ -41,6 +42,22 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([ids])).logits[0].float()
     return found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_splade_has_the_most_that_any_token_says_of_each_in_the_vocabulary(tied: bool, tmp_path: Path) -> None:
+    """naver/splade, by the class that vLLM names: log(1 + max(0, logit)) of a masked language model."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**SIZES, tie_word_embeddings=tied))
+    torch.nn.init.normal_(model.cls.predictions.bias)
+    overrides = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
+    with opened(saved(model, tmp_path), hf_overrides=overrides) as llm:
+        for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
+            wanted = logits(model, ids).max(0).values.relu().log1p()
+            assert 0 < int((wanted > 0).sum()) <= 101
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=3e-5)
+        [states] = llm.encode([TEXTS[0]], pooling_task="token_embed", use_tqdm=False)
+        assert states.outputs.data.shape == (3, 48)
 
 
 @pytest.mark.parametrize("labels", [1, 3])

@@ -23,12 +23,22 @@ from tests.helpers.servers.serving import Server
 
 SMALL = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory_bytes": "16M", "runner": "pooling",
          "pooler_config": {"pooling_type": "LAST"}}  # fmt: skip
-KINDS = ["llava", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
+KINDS = {  # wrapper -> its class; E5-V and DSE embed pictures by the second and the third
+    "llava": "LlavaForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
+SLOW = ("qwen3_vl",)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    yield make(request.param, tmp_path_factory.mktemp(request.param))
+    built = make(request.param, tmp_path_factory.mktemp(request.param))
+    assert built.model.config.architectures == [KINDS[request.param]]
+    yield built
 
 
 def wanted(made: Made, case: tuple[str, list[Any]]) -> Any:

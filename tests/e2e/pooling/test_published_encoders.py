@@ -228,6 +228,18 @@ def test_jina_v3_has_the_adapter_of_the_task_that_is_asked_for(task: str | None,
     assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0], **settings)
 
 
+def test_jinas_colbert_projects_each_token(tmp_path: Path) -> None:
+    """jina-colbert-v2, by the class that vLLM names: no adapters, and a product among the model's tensors."""
+    model, plain = jina_v3()
+    weight = torch.randn(16, 48)
+    tensors = {f"roberta.{name}": each for name, each in plain.items()}
+    own = {"architectures": ["ColBERTJinaRobertaModel"], "lora_adaptations": None}
+    with opened(written(tmp_path, {**tensors, "linear.weight": weight}, **{**JINA_V3, **own})) as llm, torch.no_grad():
+        for ids, output in zip(TEXTS, llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False), strict=True):
+            wanted = functional.normalize(model(torch.tensor([ids])).last_hidden_state[0] @ weight.T, dim=-1)
+            np.testing.assert_allclose(output.outputs.data, wanted, atol=2e-5)
+
+
 def test_a_task_that_jina_v3_has_not_is_refused_by_name(tmp_path: Path) -> None:
     folder = written(tmp_path, adapted(jina_v3()[1])[0], **JINA_V3)
     with pytest.raises(ValueError, match="task='clustering' is none of this model's; choose one of retrieval.query"):
@@ -302,14 +314,19 @@ def stretched(scaling: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "scaling", [None, {"type": "ntk", "factor": 2.0}, {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}]
+    ("name", "scaling"),
+    [
+        ("NewModel", None),
+        ("GteNewModel", {"type": "ntk", "factor": 2.0}),
+        ("NewModel", {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}),
+    ],
 )
-def test_new_is_gte_as_published(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_new_is_gte_as_published(name: str, scaling: dict[str, Any] | None, tmp_path: Path) -> None:
     model = gte_model()
     tensors = {f"new.{name}": each for name, each in gte(model).items()}
     if scaling is not None:
         model.rotary_emb.inv_freq = stretched(scaling).float()
-    said = {**GTE, "model_type": "new", "architectures": ["NewModel"], "pack_qkv": True, "unpad_inputs": False,
+    said = {**GTE, "model_type": "new", "architectures": [name], "pack_qkv": True, "unpad_inputs": False,
             "layer_norm_type": "layer_norm", "logn_attention_scale": False}  # fmt: skip
     said["rope_scaling"] = scaling and {"type": "ntk", **scaling}
     auto_map = {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}
@@ -323,7 +340,8 @@ def test_snowflakes_gte_has_the_same_layout_without_a_prefix(tmp_path: Path) -> 
     assert_alike(folder, lambda ids: model(torch.tensor([ids])).last_hidden_state[0])
 
 
-def test_news_classifier_stands_behind_a_pooler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["NewForSequenceClassification", "GteNewForSequenceClassification"])
+def test_news_classifier_stands_behind_a_pooler(name: str, tmp_path: Path) -> None:
     """gte-multilingual-reranker: tanh of a product of the first token, then the score."""
     model = gte_model()
     torch.manual_seed(1)
@@ -331,7 +349,7 @@ def test_news_classifier_stands_behind_a_pooler(tmp_path: Path) -> None:
     tensors = {f"new.{name}": each for name, each in gte(model).items()}
     tensors |= {f"new.pooler.dense.{name}": each for name, each in dense.state_dict().items()}
     tensors |= {f"classifier.{name}": each for name, each in score.state_dict().items()}
-    said = {**GTE, "model_type": "new", "architectures": ["NewForSequenceClassification"], "num_labels": 1}
+    said = {**GTE, "model_type": "new", "architectures": [name], "num_labels": 1}
     with opened(written(tmp_path, tensors, **said)) as llm, torch.no_grad():
         for ids, output in zip(TEXTS, llm.classify(TEXTS, use_tqdm=False), strict=True):
             first = model(torch.tensor([ids])).last_hidden_state[0, 0]

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quintet_tools.checkpoints.custom_families import (
+from quintet_tools.checkpoints.custom_families import slopes
+from quintet_tools.checkpoints.published import (
     QKV,
     Published,
     Settings,
     Tensors,
     fused,
     renamed,
-    slopes,
     stacked,
 )
 

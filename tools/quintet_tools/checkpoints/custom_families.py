@@ -6,9 +6,7 @@ by the published formulas. None of this is shared with quintet/models.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,55 +14,10 @@ from torch import Tensor, nn
 
 from quintet_tools.checkpoints import reference_recurrent as recurrent
 from quintet_tools.checkpoints.hyper_families import TEXTS, TextModel
-
-Settings = Mapping[str, Any]
-Tensors = dict[str, Tensor]
-ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
-
-
-def _same(model: Any, settings: Settings) -> Any:
-    return model
-
-
-@dataclass(frozen=True)
-class Published:
-    """One family."""
-
-    architecture: str  # as its config.json has it
-    like: str  # transformers' nearest type; "" where there is none
-    config: Callable[[Settings], dict[str, Any]]  # of that type, for entries of the family's
-    tensors: Callable[[Tensors, Settings], Tensors]  # of that type's -> as the family's files have them
-    computes: Callable[[Any, Settings], Any] = _same  # the model -> one that computes what the family does
-    words: str = ""  # what is put together otherwise
-    own: Callable[[Settings], Any] | None = None  # the model, where there is no nearest type
-
-
-def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
-    """By regular expressions."""
-
-    def named(name: str) -> str:
-        for pattern, own in names.items():
-            name = re.sub(pattern, own, name)
-        return name
-
-    return {named(name): tensor for name, tensor in tensors.items()}
-
-
-def fused(tensors: Tensors, sources: tuple[str, ...], target: str, join: Callable[..., Tensor]) -> Tensors:
-    """`sources` of each layer, weights and biases, become one."""
-    made, first = dict(tensors), sources[0]
-    for name in [each for each in tensors if f".{first}." in each]:
-        parts = [made.pop(name.replace(f".{first}.", f".{each}.")) for each in sources]
-        made[name.replace(f".{first}.", f".{target}.")] = join(*parts)
-    return made
-
-
-def stacked(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
-
-
-QKV = ("q_proj", "k_proj", "v_proj")
-
+from quintet_tools.checkpoints.layered_families import LAYERED
+from quintet_tools.checkpoints.published import QKV, Settings, Tensors, fused, open_shared, renamed, stacked
+from quintet_tools.checkpoints.published import Published as Published
+from quintet_tools.checkpoints.scaled_families import SCALED, ling_tensors
 
 # ------------------------------------------------------------------------------------- Llama and Qwen2 by other names
 
@@ -247,31 +200,8 @@ def _bailing_v2_config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _bailing(tensors: Tensors, settings: Settings) -> Tensors:
-    names = {
-        r"^model\.embed_tokens": "model.word_embeddings",
-        r"self_attn\.o_proj": "attention.dense",
-        r"self_attn\.q_norm": "attention.query_layernorm",
-        r"self_attn\.k_norm": "attention.key_layernorm",
-        r"self_attn": "attention",
-        r"shared_expert\.": "shared_experts.",
-        r"gate\.e_score_correction_bias": "gate.expert_bias",
-    }
-    named = renamed(fused(tensors, QKV, "query_key_value", stacked), names)
-    return {name: tensor for name, tensor in named.items() if "shared_expert_gate" not in name}
-
-
-class Open(nn.Module):
-    """In the place of the gate of what every token is served by: it is whole."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.full((*x.shape[:-1], 1), 1e4, dtype=x.dtype)
-
-
 def _bailing_computes(model: Any, settings: Settings) -> Any:
-    for layer in model.model.layers:
-        if hasattr(layer.mlp, "shared_expert_gate"):
-            layer.mlp.shared_expert_gate = Open()
+    open_shared(model, settings)
     if settings.get("norm_head"):  # each feature's length over all tokens is 1
         head = model.lm_head.weight.data
         model.lm_head.weight = nn.Parameter(head / (head.square().sum(0, keepdim=True).sqrt() + 1e-7))
@@ -318,6 +248,8 @@ def _text(family: str, wrapper: str) -> Published:
 
 PUBLISHED: Mapping[str, Published] = {
     **{family: _text(family, wrapper) for family, wrapper in TEXTS.items()},
+    **LAYERED,
+    **SCALED,
     "plamo2": Published("Plamo2ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Plamo)),
     "rwkv7": Published("RWKV7ForCausalLM", "", dict, _as_they_are, own=lambda said: _own(said, recurrent.Goose)),
     "baichuan": Published(
@@ -329,9 +261,14 @@ PUBLISHED: Mapping[str, Published] = {
         "for 13B with slopes by the paper's code, for the second generation with a normalised head",
     ),
     "bailing_moe": Published(
-        "BailingMoeForCausalLM", "qwen2_moe", _bailing_config, _bailing, _bailing_computes, "its shared expert ungated"
+        "BailingMoeForCausalLM",
+        "qwen2_moe",
+        _bailing_config,
+        ling_tensors,
+        _bailing_computes,
+        "its shared expert ungated",
     ),
-    "bailing_moe_v2": Published("BailingMoeV2ForCausalLM", "glm4_moe", _bailing_v2_config, _bailing),
+    "bailing_moe_v2": Published("BailingMoeV2ForCausalLM", "glm4_moe", _bailing_v2_config, ling_tensors),
     "chatglm": Published("ChatGLMModel", "glm", _chatglm_config, _chatglm),
     "exaone": Published("ExaoneForCausalLM", "llama", _exaone_config, _exaone),
     "internlm": Published("InternLMForCausalLM", "llama", _biased, _as_they_are),

@@ -7,6 +7,7 @@ from quintet_tools.checkpoints.block_sparse_families import BLOCK_SPARSE
 from quintet_tools.checkpoints.hyper_families import GROUPED as GROUPED
 from quintet_tools.checkpoints.hyper_families import HYPER_CONNECTED
 from quintet_tools.checkpoints.hyper_families import SPARSE as SPARSE
+from quintet_tools.checkpoints.scaled_families import SCALED_VARIANTS
 from quintet_tools.checkpoints.sizes import (
     DELTA,
     GEMMA_4_VARIANTS,
@@ -180,6 +181,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     },
     **GEMMA_4_VARIANTS,
     **BLOCK_SPARSE,
+    **SCALED_VARIANTS,
     "lfm3": {
         "plain": {**PLAIN, **LFM3},
         "no gates, one norm": {**PLAIN, **LFM3, "use_attention_gate": False, "use_sandwich_norm": False},
