@@ -34,6 +34,7 @@ _ALIASES = {  # model_type in config.json -> file, where they differ
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
     "internlm3": "llama",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
     "iquestcoder": "llama",
     "kimi_k2": "deepseek_v3",
     "llama4_text": "llama4",
