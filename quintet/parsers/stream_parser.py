@@ -123,7 +123,7 @@ class StreamParser:
         return anywhere | self._anchored[self._kind] if self._fresh else anywhere
 
     def _symbols(self) -> list[str]:
-        """Returns the markers that may stand here and that begin like no code and, outside of a header, like no word."""
+        """Returns the markers that may stand here and that begin like no code; outside of a header, like no word."""
         words, marks = not self._in_header, self._marks().items()
         return [mark for mark, begins in marks if not (words and mark[0].isalnum() or getattr(begins, "code", False))]
 

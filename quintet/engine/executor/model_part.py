@@ -146,7 +146,7 @@ class ModelPart:
         self._planners = [_planner(mixers) for mixers in of_group]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
         crossing = any(each.is_cross for each in all_mixers)
-        if len(self.mixers) < len(all_mixers) or crossing:
+        if {*self.mixers} != {*all_mixers} or crossing:
             writing = self.model.cross_mixers if isinstance(self.model, CrossEncoder) else self.mixers
             own = [each for each in writing if each.is_cross == isinstance(self.model, CrossEncoder)]
             self.model.state_groups = groups_by_tensor(own)

@@ -19,6 +19,7 @@ from quintet.model_loader.weight_files import WeightFiles
 from quintet.models.draft_heads.base import DraftHead
 from quintet.models.draft_heads.dflash import DFlashHead
 from quintet.models.draft_heads.eagle import Eagle3Head, EagleHead, PEagleHead
+from quintet.models.draft_heads.gemma4_assistant import Gemma4AssistantHead
 from quintet.models.draft_heads.mtp import LAYOUTS, mtp_head
 
 SPECULATORS = "speculators_model_type"
@@ -26,6 +27,7 @@ METHOD_OF = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3", "dflash":
 FAMILIES: Mapping[str, type[DraftHead]] = {
     "eagle": EagleHead, "eagle3": Eagle3Head, "peagle": PEagleHead, "dflash": DFlashHead,
 }  # fmt: skip
+SIZES = {"hidden_size": "hidden_size", "vocab_size": "vocab_size"}
 GEMMA4_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 # DFlash's authors', and those of speculators and vLLM; each of its successors (DFlash2, DSpark, XPress) has its own
 DFLASH_CLASSES = ("DFlashDraftModel", "DFlashSpeculator", "DFlashQwen3ForCausalLM")
@@ -57,16 +59,15 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
     file = folder / "config.json"
     raw = read_object(file)
     check_entries(raw, str(file))  # those of transformer_layer_config, too
+    if raw.get("model_type") in GEMMA4_ASSISTANTS:
+        return _read_assistant(raw, file, target, method)
     entries = _entries(raw, file)
     tensors = tensors_of(weights, DraftHead)
     kind = _kind(raw, tensors)
     _check_class(raw, kind, file)
     if "fc.weight" not in tensors:
         raise ValueError(f"{folder} holds no draft head: fc.weight is missing; use method 'draft_model' for a model")
-    if method not in (None, METHOD_OF[kind]):
-        raise ValueError(
-            f"{folder} holds a head for method {METHOD_OF[kind]!r}, not {method!r}; set speculative_config.method so"
-        )
+    _check_method(method, METHOD_OF[kind], folder)
     config = read_config("qwen3" if entries.get("model_type") == "qwen3" else "llama", entries, file)
     check_shape(config, str(file))
     config.fusion_bias = "fc.bias" in tensors
@@ -81,6 +82,35 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
     _check(config, target, folder)
     mask = _mask_token_id(raw, config, file) if FAMILIES[kind].drafts_block else None
     return config, DraftHeadSizes(FAMILIES[kind], layers, token_ids, mask)
+
+
+def _check_method(method: str | None, own: str, folder: Path) -> None:
+    """ValueError where another method was asked for than the head's."""
+    if method not in (None, own):
+        raise ValueError(f"{folder} holds a head for method {own!r}, not {method!r}; set speculative_config.method so")
+
+
+def _read_assistant(raw: Mapping[str, Any], file: Path, target: Any, method: str | None) -> tuple[Any, DraftHeadSizes]:
+    """Reads the configuration of Gemma 4's assistant: of its layers, with the entries around it."""
+    _check_method(method, "gemma4_mtp", file.parent)
+    whole = read_config(raw["model_type"], raw, file)
+    config = whole.get_text_config()
+    check_shape(config, str(file))
+    if target.model_type not in ("gemma4_text", "gemma4_unified_text"):
+        raise ValueError(f"{file} is Gemma 4's assistant, and the model is {target.model_type}; use method 'ngram'")
+    for name in ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k"):
+        setattr(config, name, getattr(whole, name))
+    config.tie_word_embeddings = whole.tie_word_embeddings
+    ordered, clusters, chosen = config.use_ordered_embeddings, config.num_centroids, config.centroid_intermediate_top_k
+    if ordered and (config.vocab_size % clusters or not 0 < chosen <= clusters or not config.tie_word_embeddings):
+        raise ValueError(
+            f"{file}: {clusters} clusters, of which {chosen} are chosen, do not divide a head of {config.vocab_size} "
+            "tokens that is the token embedding; fetch the head again"
+        )
+    _check(config, target, file.parent, {"backbone_hidden_size": "hidden_size", "vocab_size": "vocab_size"})
+    config.has_embedding = config.has_head = False
+    config.draft_vocab_size = config.vocab_size
+    return config, DraftHeadSizes(Gemma4AssistantHead, (target.num_hidden_layers,))
 
 
 def _kind(raw: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
@@ -123,11 +153,6 @@ def _mask_token_id(raw: Mapping[str, Any], config: Any, file: Path) -> int:
 
 def _entries(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Returns the entries of the head's Llama layer."""
-    if raw.get("model_type") in GEMMA4_ASSISTANTS:
-        raise ValueError(
-            f"{file}: {raw['model_type']} is not supported: it attends to the model's own KV cache, and heads here "
-            "have caches of their own; use method 'ngram' or 'suffix'"
-        )
     kind = raw.get(SPECULATORS)
     if kind is None:
         return dict(raw)
@@ -173,10 +198,10 @@ def _token_ids(tensors: Mapping[str, StoredTensor], vocab_size: int, folder: Pat
     return found.astype(np.int32)
 
 
-def _check(config: Any, target: Any, folder: Path) -> None:
-    """ValueError where the head was made for a model of other sizes."""
-    for name in ("hidden_size", "vocab_size"):
-        own, other = getattr(config, name), getattr(target, name)
+def _check(config: Any, target: Any, folder: Path, entries: Mapping[str, str] = SIZES) -> None:
+    """ValueError where the head was made for a model of other sizes. `entries`: of the head -> of the model."""
+    for name, others in entries.items():
+        own, other = getattr(config, name), getattr(target, others)
         if own != other:
             raise ValueError(
                 f"{folder}: the draft head has {name} {own}, and the model {other}; use a head that was trained for "

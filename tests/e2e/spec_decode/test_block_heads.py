@@ -214,7 +214,6 @@ def test_heads_that_compute_otherwise_are_refused(tmp_path: Path) -> None:
         ),
         ({"architectures": ["XPressDraftModel"]}, "draft heads of class 'XPressDraftModel' are not supported; use"),
         ({"speculators_model_type": "dspark"}, "'dspark' is not supported; heads of type 'eagle3', 'peagle' and"),
-        ({"model_type": "gemma4_assistant"}, "it attends to the model's own KV cache"),
     ):
         (files.head / "config.json").write_text(json.dumps(entries | change))
         with pytest.raises(ValueError, match=why):
