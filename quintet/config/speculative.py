@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import Parse, boolean, count, finite_number, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-HEAD_METHODS = ("eagle", "eagle3", "dflash", "gemma4_mtp")
+HEAD_METHODS = ("eagle", "eagle3", "dflash", "dspark", "gemma4_mtp")
 METHODS = ("ngram", "suffix", "draft_model", *HEAD_METHODS, "mtp", "custom_class")
 _USE_MODEL = (None, "draft_model", *HEAD_METHODS, "mtp")  # a second model proposes; None: whatever `model` holds
 _GONE = {
     "medusa": "vLLM has no Medusa heads any more, and they are not served here",
     "mlp_speculator": "vLLM has no MLP speculators any more, and they are not served here",
-    "dspark": "heads that draft a block and correct it token by token are not served; those of 'dflash' are",
     "extract_hidden_states": "it drafts nothing, and writes hidden states to files through a KV connector of vLLM's",
     "ngram_gpu": "the text so far is looked up on the host; use 'ngram'",
 }
@@ -59,9 +58,9 @@ class SpeculativeConfig(Nested):
 
     method: str | None = option(
         None, optional(_method), "source of the drafts: ngram, the text so far; suffix, the text so far and past "
-        "outputs; draft_model, a second model; eagle, eagle3, dflash: a head on the model's hidden states; gemma4_mtp, "
-        "Gemma 4's assistant; mtp, a head in the model's own checkpoint; custom_class, a class of an installed "
-        "package; if not given, what `model` holds",
+        "outputs; draft_model, a second model; eagle, eagle3, dflash, dspark: a head on the model's hidden states; "
+        "gemma4_mtp, Gemma 4's assistant; mtp, a head in the model's own checkpoint; custom_class, a class of an "
+        "installed package; if not given, what `model` holds",
         group="scheduling", choices=METHODS, aliases=("spec_method",),
     )  # fmt: skip
     num_speculative_tokens: int = option(

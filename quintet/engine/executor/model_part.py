@@ -96,6 +96,7 @@ class DraftHeadSizes:
     layers: tuple[int, ...]  # of the other model: the head reads the hidden states before each of them
     token_ids: IntArray | None = None  # [D]: the model's token of each that the head draws; None: the same
     mask_token_id: int | None = None  # stands for the tokens of a block, where the head drafts one at once
+    draws_at_anchor: bool = False  # the block's first token, which is the request's last, draws the first draft
 
 
 class ModelPart:

@@ -29,6 +29,7 @@ class DraftHead(CausalLM):
     supports_pipeline = False
     drafts_block = False  # all drafts of a request in one step, at mask tokens
     reads_cache = False  # it keeps nothing, and reads the keys and values that the model's layers keep
+    draws_in_turn = False  # a block's logits depend on the token before each, by following()
     starts_at_last_token = False  # the block begins with the last token, and a mask draws its own place's token
     ignored_tensors: tuple[str, ...] = (
         r".*rotary_emb\.inv_freq",

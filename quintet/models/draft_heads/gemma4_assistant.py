@@ -40,6 +40,7 @@ class CacheReader(QueryAttention):
         super().__init__(build, shape, rotary, norm)
         self._make_mixer, self._shape = build.make_mixer, shape
         self._scales: tuple[KVScales, ...] = ()  # the other layer's, which are no part of this one
+        self._written = 0  # KV heads of this rank
 
     def attach(self, source: SelfAttention) -> None:
         """Has it read this layer's pages; behind a window, those that the model's next token sees, which alone are
@@ -52,12 +53,12 @@ class CacheReader(QueryAttention):
             )
         window = source.spec.window
         spec = replace(source.spec, heads=self.heads, window=None if window is None else max(window - 1, 1))
-        self.mixing, self._scales = self._make_mixer(spec), (source.kv_scales,)
+        self.mixing, self._scales, self._written = self._make_mixer(spec), (source.kv_scales,), spec.kv_heads
         self.mixing.source = source.mixing
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         q = self.queries(x, cache, self.rotary.table[1:])
-        (scales,), written = self._scales, q[:, : self.mixing.spec.kv_heads]
+        (scales,), written = self._scales, q[:, : self._written]
         if not scales.enabled:
             mixed = self.mixing(q, written, written, cache)
         else:
