@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020), mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, MVP, Blenderbot: text to text by an encoder."""
+"""BART (Lewis et al. 2020) and mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, MVP, Blenderbot: text by an encoder."""
 
 from collections.abc import Mapping
 from typing import Any
