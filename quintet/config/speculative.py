@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import Parse, boolean, count, finite_number, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
-HEAD_METHODS = ("eagle", "eagle3", "dflash")
+HEAD_METHODS = ("eagle", "eagle3", "dflash", "dspark", "gemma4_mtp")
 METHODS = ("ngram", "suffix", "draft_model", *HEAD_METHODS, "mtp", "custom_class")
 _USE_MODEL = (None, "draft_model", *HEAD_METHODS, "mtp")  # a second model proposes; None: whatever `model` holds
 _GONE = {
     "medusa": "vLLM has no Medusa heads any more, and they are not served here",
     "mlp_speculator": "vLLM has no MLP speculators any more, and they are not served here",
-    "dspark": "heads that draft a block and correct it token by token are not served; those of 'dflash' are",
-    "gemma4_mtp": "its head attends to the model's own KV cache, and heads here have caches of their own",
+    "extract_hidden_states": "it drafts nothing, and writes hidden states to files through a KV connector of vLLM's",
     "ngram_gpu": "the text so far is looked up on the host; use 'ngram'",
 }
 
@@ -32,7 +31,7 @@ def _not_none(parse: Parse) -> Parse:
 def _method(value: Any) -> str:
     if isinstance(value, str) and value in _GONE:
         raise ValueError(f"{value!r} does not exist: {_GONE[value]}; use one of {', '.join(METHODS)}")
-    if isinstance(value, str) and value.endswith("_mtp"):  # vLLM's names by family
+    if isinstance(value, str) and value.endswith("_mtp") and value not in METHODS:  # vLLM's names by family
         return "mtp"
     return str(one_of(*METHODS, **{"[ngram]": "ngram"})(value))
 
@@ -59,8 +58,9 @@ class SpeculativeConfig(Nested):
 
     method: str | None = option(
         None, optional(_method), "source of the drafts: ngram, the text so far; suffix, the text so far and past "
-        "outputs; draft_model, a second model; eagle, eagle3, dflash: a head on the model's hidden states; mtp, one in "
-        "the model's own checkpoint; custom_class, a class of an installed package; if not given, what `model` holds",
+        "outputs; draft_model, a second model; eagle, eagle3, dflash, dspark: a head on the model's hidden states; "
+        "gemma4_mtp, Gemma 4's assistant; mtp, a head in the model's own checkpoint; custom_class, a class of an "
+        "installed package; if not given, what `model` holds",
         group="scheduling", choices=METHODS, aliases=("spec_method",),
     )  # fmt: skip
     num_speculative_tokens: int = option(
@@ -133,8 +133,8 @@ class SpeculativeConfig(Nested):
         """ValueError where a method lacks what it needs, or is given what belongs to another."""
         if self.method is None and self.model is None:
             raise ValueError(f"{self.name}.method must be given: {', '.join(METHODS)}")
-        if self.method == "mtp" and self.model is not None:
-            raise ValueError(f"{self.name}.model: method 'mtp' reads the model's own checkpoint; leave it out")
+        if self.method == "mtp" and self.model is not None:  # as vLLM's guides have it
+            object.__setattr__(self, "method", "gemma4_mtp")
         if self.method == "custom_class" and self.model is None:
             raise ValueError(f"{self.name}.model must be given: package.module:Class, or the name of an entry point")
         if self.draft_vocab_size is not None and self.method in (*HEAD_METHODS, "mtp"):

@@ -29,7 +29,8 @@ INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MAX_INT32)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
     **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
-    **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MAX_INT32)),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale"), (1, MAX_INT32)),
+    "vocab_size_per_layer_input": (0, MAX_INT32),  # 0: layers have no embeddings of their own (assistants of Gemma 4)
     **dict.fromkeys(("intermediate_size_mlp", "laurel_rank"), (1, FEATURES)),
     "hidden_size_per_layer_input": (0, FEATURES),  # 0: layers have no embeddings of their own (Gemma 4)
     "interleave_moe_layer_step": (1, LAYERS),

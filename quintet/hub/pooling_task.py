@@ -47,6 +47,7 @@ ENTRIES = (
     *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
     *("use_sep_token", "task", *RANKING_TOKENS),
 )
+BIDIRECTIONAL = "Bidirectional"  # in names of classes of decoders whose tokens see those after them
 MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
     *("mpnet", "nomic_bert", "nomic_bert_moe", "gemma3_text"),
@@ -128,6 +129,7 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
     encoder_type = "LAST" if kind in LAST_POOLING_TYPES else "CLS"
+    encoder = encoder or any(name.startswith(f"Lfm2{BIDIRECTIONAL}") for name in names)  # as vLLM pools it
     made = "MEAN" if kind in MEAN_POOLING_TYPES and convert == "embed" else encoder_type if encoder else "LAST"
     if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
         made = "MEAN"
@@ -172,11 +174,12 @@ def _by_class(pooling: Pooling, names: Sequence[str], hf_config: Any, asked: Poo
 
 
 def bidirectional(hf_config: Any) -> bool:
-    """Returns whether a decoder's attention is bidirectional, by the config entries of decoders made into embedders."""
+    """Returns whether a decoder's tokens see those after them, by its class's name or by entries of config.json."""
+    if any(BIDIRECTIONAL in name for name in getattr(hf_config, "architectures", None) or []):
+        return True
     causal = getattr(hf_config, "is_causal", None)
     seen = getattr(hf_config, "use_bidirectional_attention", None)
-    voyage = VOYAGE in (getattr(hf_config, "architectures", None) or ())
-    return causal is False or voyage or seen in (True, "all")  # Gemma 4: "vision" is of media alone
+    return causal is False or seen in (True, "all")  # Gemma 4: "vision" is of media alone
 
 
 def _tasks(convert: str, by_tokens: bool, labels: int, asked: PoolerConfig) -> tuple[str, ...]:

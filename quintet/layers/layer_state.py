@@ -83,7 +83,13 @@ class LayerMixer:
         self.mixer, self.spec = mixer, spec
         self.group: int | None = None  # None: it keeps nothing
         self.kv_heads: int | None = None  # of the layer, on all ranks; None: not known
+        self.source: LayerMixer | None = None  # the layer whose pages this one reads: it keeps nothing of its own
         self.tensor_indices = range(0)
+
+    def settle(self) -> None:
+        """Takes the group and the places of the layer whose pages it reads, once those are settled."""
+        if self.source is not None:
+            self.group, self.tensor_indices = self.source.group, self.source.tensor_indices
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

@@ -18,7 +18,7 @@ _HEAD = re.compile(
 # beside a text model that has no prefix: parts that encode or make images, audio and video, and join them to the text;
 # projector.0 and projector.2 are a head's
 _TOWER = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
+    r"(model\.)?(visual|vit|vision_tower|vision_model|vision_encoder|vision_language_adapter|vision_projection"
     r"|embed_tokens_extend|sam_model|qwen2_model|projector(?!\.[02]\.)|view_seperator|multi_modal_projector"
     r"|mm_projector|mlp_AR|patch_merger|pre_mm_projector_norm|audio_tower|audio_encoder|talker|token2wav|code2wav)"
     r"(\..+)?"

@@ -44,6 +44,7 @@ DECODER_PREFIXES = (
     "layers.",
     "embed_tokens.",
     "norm.",
+    "embedding_norm.",
     "rotary_emb.",
 )  # beginnings of a decoder's tensors, saved by itself
 BESIDE = (

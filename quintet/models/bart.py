@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020), mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, Blenderbot: text to text by an encoder."""
+"""BART (Lewis et al. 2020) and mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, MVP, Blenderbot: text by an encoder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import run_layers, select_output_rows
+from quintet.layers.decoder import require, run_layers, select_output_rows
 from quintet.layers.encoder_decoder import BlockSizes, CrossDecoderBlock, CrossDecoderLM
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
@@ -29,7 +29,15 @@ class BartDecoder(BartStack):
         sizes = BlockSizes.of(config, "decoder", TRAITS[config.model_type].pre_norm)
         layers = nn.ModuleList(CrossDecoderBlock(sizes, build) for _ in range(config.decoder_layers))
         super().__init__(config, build, vocab_size, layers)
-        self._ops, self._build = build.ops.take("take_rows"), build
+        self._ops, self._build = build.ops.take("take_rows", "add"), build
+        self._norms_tokens = TRAITS[config.model_type].norms_tokens
+
+    def embed(self, cache: StepState) -> Tensor:
+        if not self._norms_tokens:
+            return super().embed(cache)
+        tokens = self.layernorm_embedding(self.embed_tokens.embed(cache.batch, self._scale))
+        out: Tensor = self._ops.add(tokens, self.embed_positions(cache.batch.positions))
+        return out
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         x, taps = run_layers(self.layers, self.embed(cache), cache, self._build)
@@ -46,6 +54,8 @@ class BartForConditionalGeneration(CrossDecoderLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
+        if config.model_type == "mvp":
+            require(config, {"use_prompt": False})
         vocab = config.vocab_size
         if not getattr(config, "share_encoder_decoder_embeddings", True):
             vocab = config.decoder_vocab_size

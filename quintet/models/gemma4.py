@@ -131,14 +131,23 @@ class Gemma4Model(PerLayerTrunk):
         )
 
 
-def _attentions(config: Any, build: BuildContext) -> list[nn.Module]:
-    kinds, eps, bias = config.layer_types, config.rms_norm_eps, config.attention_bias
-    trained = config.max_position_embeddings
+def layer_entries(config: Any) -> list[dict[str, Any]]:
+    """Returns the entries of each layer, of which some have others than the model."""
     entries = config.to_dict()  # transformers' own object has an entry that differs between layers in no attribute
     overrides = entries.get("per_layer_config") or {}
-    own = [{**entries, **overrides.get(str(index), {})} for index in range(len(kinds))]
+    return [{**entries, **overrides.get(str(index), {})} for index in range(len(config.layer_types))]
+
+
+def make_rotaries(config: Any, build: BuildContext) -> dict[str, Rotary]:
+    """Makes the rotary positions of each kind of layer."""
+    kinds, own, trained = config.layer_types, layer_entries(config), config.max_position_embeddings
     dims = {kind: own[kinds.index(kind)]["head_dim"] for kind in sorted(set(kinds))}
-    rotaries = {kind: Rotary(build, dim, config.rope_parameters[kind], trained) for kind, dim in dims.items()}
+    return {kind: Rotary(build, dim, config.rope_parameters[kind], trained) for kind, dim in dims.items()}
+
+
+def _attentions(config: Any, build: BuildContext) -> list[nn.Module]:
+    kinds, eps, bias = config.layer_types, config.rms_norm_eps, config.attention_bias
+    own, rotaries = layer_entries(config), make_rotaries(config, build)
 
     def sizes(index: int) -> AttentionSizes:
         keys_are_values = config.attention_k_eq_v and kinds[index] == "full_attention"

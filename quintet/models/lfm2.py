@@ -57,6 +57,10 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
 
     renamed_tensors = RENAMED
 
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        super().__init__(config, build)
+        self.recordable = build.causal  # CenteredConv
+
     def _attention(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         return mixer(config, build, rotary, index)
 

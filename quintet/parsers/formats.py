@@ -138,13 +138,15 @@ class ToolParser:
 
     `blocks`: the ways in which it may write them; grammars are made of the first. `separator`: what stands between two
     blocks where each has one call; None where one has them all. As space it may also end an answer. `drops`: markers
-    around content. `call_id`: (the function's name, how many calls of the conversation come before it) -> an id as the
-    model's template expects it.
+    around content. `header`: the one of them that begins each message and ends a thought; a recipient follows it.
+    `call_id`: (the function's name, how many calls of the conversation come before it) -> an id as the model's
+    template expects it.
     """
 
     blocks: tuple[CallBlock, ...]
     separator: str | None = None
     drops: tuple[str, ...] = ()
+    header: str = ""
     aliases: tuple[str, ...] = ()
     models: str = ""
     shape: str = ""

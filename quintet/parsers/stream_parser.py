@@ -56,6 +56,8 @@ class StreamParser:
         self._trim = self._kind is Reasoning  # space at the beginning of the next text, which a marker stands before
         self._fresh = True  # whether nothing but markers came before, since the beginning or the last marker
         self._gap: str | None = None  # space before the call that came since the last content
+        self._header = tool.header if tool else ""
+        self._in_header = bool(self._header) and not inside  # whether the next text is a message's header
         self._until = frozenset(reasoning.until if reasoning else ())
         self._closes = reasoning.closes if reasoning else ()
         self._anywhere, self._anchored = _markers(tool, reasoning, schemas)
@@ -91,6 +93,9 @@ class StreamParser:
                 self._scan.forget()
             if mark in self._closes:
                 self._late.close(first=self._kind is Reasoning)
+            self._in_header = mark == self._header
+            if self._in_header:
+                self._end_thought()
             self._kind, self._trim, self._fresh = begins, True, True
         self._late.release()
 
@@ -118,9 +123,9 @@ class StreamParser:
         return anywhere | self._anchored[self._kind] if self._fresh else anywhere
 
     def _symbols(self) -> list[str]:
-        """Returns the markers that may stand here and that begin like no word or code."""
-        marks = self._marks().items()
-        return [mark for mark, begins in marks if not (mark[0].isalnum() or getattr(begins, "code", False))]
+        """Returns the markers that may stand here and that begin like no code; outside of a header, like no word."""
+        words, marks = not self._in_header, self._marks().items()
+        return [mark for mark, begins in marks if not (words and mark[0].isalnum() or getattr(begins, "code", False))]
 
     def _drop_rest(self) -> None:
         self._scan.take(len(self._scan.rest()))
@@ -136,7 +141,7 @@ class StreamParser:
                 text = (self._gap or space) + text
         if text:
             self._emit(self._kind(text))
-            self._trim = self._fresh = False
+            self._trim = self._fresh = self._in_header = False
             if self._kind is Content:
                 self._spoke, self._gap = True, None
 
@@ -192,6 +197,8 @@ def _markers(
         place[Content] |= dict.fromkeys(each.starts(names), each)
         if not (each.anchored or each.code):
             anywhere[Reasoning] |= dict.fromkeys(each.starts(names), each)
+    if tool and tool.header:
+        anywhere[Reasoning][tool.header] = Content
     for drops in (tool.drops if tool else (), reasoning.drops if reasoning else ()):
         anywhere[Content] |= dict.fromkeys(drops, Content)
     if reasoning:

@@ -264,6 +264,7 @@ XML_FORMATS = {
         ),
         separator="<|eom|><|start|>assistant",
         drops=MUSE_DROPS,
+        header=MUSE_DROPS[0],
         aliases=("musespark1x", "muse_glimmer"),
         models="Muse Spark, Muse Glimmer",
         shape="XML parameters",

@@ -80,15 +80,12 @@ def test_what_is_looked_up_defaults_as_vllms_does(given: dict[str, Any], most: i
         ({"methd": "ngram"}, "unknown entry of speculative_config 'methd'; did you mean 'method'"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "method='eagle3' needs speculative_config.model"),
         ({"method": "deepseek_mtp"}, "speculative_config.num_speculative_tokens must be given"),
-        ({"method": "mtp", "model": "a/b"}, "speculative_config.model: method 'mtp' reads the model's own checkpoint"),
         ({"method": "draft_model"}, "method='draft_model' needs speculative_config.model"),
         ({"method": "medusa"}, "speculative_config.method 'medusa' does not exist: vLLM has no Medusa heads"),
         ({"method": "mlp_speculator"}, "'mlp_speculator' does not exist: vLLM has no MLP speculators any more"),
-        (
-            {"method": "dspark", "model": "a/b"},
-            "'dspark' does not exist: heads that draft a block and correct it token",
-        ),
-        ({"method": "gemma4_mtp"}, "'gemma4_mtp' does not exist: its head attends to the model's own KV cache"),
+        ({"method": "dspark", "num_speculative_tokens": 3}, "method='dspark' needs speculative_config.model"),
+        ({"method": "gemma4_mtp"}, "method='gemma4_mtp' needs speculative_config.model"),
+        ({"method": "extract_hidden_states"}, "'extract_hidden_states' does not exist: it drafts nothing, and writes"),
         ({"method": "dflash", "num_speculative_tokens": 3}, "method='dflash' needs speculative_config.model"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "model": "a/b"},

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Parsed, StreamParser, Tool, ToolCall, parse
+from quintet.chat.output_parser import OutputFormat, OutputParser
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Parsed, StreamParser, Tool, ToolCall, gather, parse
 from tests.parsers.cutting import cut_in_two, in_bytes, whole
 
 WEATHER = Tool(
@@ -44,6 +45,18 @@ def test_a_message_is_what_its_recipient_says(name: str) -> None:
     assert read(name, text) == Parsed("A.", f"As {call} to=x.")
     text = f" to=self<|message|>A. to=get_weather<|message|>{call}"  # without the end of the thought
     assert read(name, text) == Parsed("A.", "", (ZURICH,))
+
+
+@pytest.mark.parametrize("text", ["", " to=user<|message|>Yes.<|eom|><|start|>assistant"])
+def test_a_cut_header_of_muse_is_no_content(text: str) -> None:
+    shown = "Yes." if text else ""
+    for at in range(len(header := " to=commentary<|message|>")):
+        for size in (1, 100):
+            parser, whole = OutputParser(OutputFormat(TOOL_PARSERS.get("muse"))), text + header[:at]
+            events = [each for i in range(0, len(whole), size) for each in parser.feed(whole[i : i + size], False)]
+            assert gather(events + parser.feed("", True, cut=True)).content.strip() == shown, header[:at]
+    parser = OutputParser(OutputFormat(TOOL_PARSERS.get("muse")))
+    assert gather(parser.feed(" to=user<|message|>to", True, cut=True)).content == "to"  # a word
 
 
 def test_a_message_of_muse_without_a_recipient() -> None:

@@ -96,6 +96,7 @@ class DraftHeadSizes:
     layers: tuple[int, ...]  # of the other model: the head reads the hidden states before each of them
     token_ids: IntArray | None = None  # [D]: the model's token of each that the head draws; None: the same
     mask_token_id: int | None = None  # stands for the tokens of a block, where the head drafts one at once
+    draws_at_anchor: bool = False  # the block's first token, which is the request's last, draws the first draft
 
 
 class ModelPart:
@@ -146,7 +147,7 @@ class ModelPart:
         self._planners = [_planner(mixers) for mixers in of_group]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
         crossing = any(each.is_cross for each in all_mixers)
-        if len(self.mixers) < len(all_mixers) or crossing:
+        if {*self.mixers} != {*all_mixers} or crossing:
             writing = self.model.cross_mixers if isinstance(self.model, CrossEncoder) else self.mixers
             own = [each for each in writing if each.is_cross == isinstance(self.model, CrossEncoder)]
             self.model.state_groups = groups_by_tensor(own)

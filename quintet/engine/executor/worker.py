@@ -107,13 +107,16 @@ class Worker:
             self.drafter = self._part(sizes.drafter.hf_config, sizes.drafter.sizes, sizes.drafter.family)
             if isinstance(self.drafter.model, DraftHead):
                 self.drafter.model.borrow(cast(CausalLM, self.main.model))
-            here = [*here, *self.drafter.mixers]
+            here = [*here, *(each for each in self.drafter.mixers if each.source is None)]
         self.parts = tuple(part for part in (self.main, self.encoder, self.drafter) if part is not None)
         self._drafter_weights = None if sizes.drafter is None else sizes.drafter.weights
-        mixers = [mixer for part in self.parts for mixer in part.mixers]
+        every = [mixer for part in self.parts for mixer in part.mixers]
+        mixers = [each for each in every if each.source is None]
         rows = 0 if self.encoder is None else cast(CrossEncoder, self.encoder.model).rows
         self.kv_cache_layout: KVCacheLayout = replace(group_layers(mixers, here, rows), max_drafts=max_drafts)
         self.kv_heads = kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
+        for mixer in every:
+            mixer.settle()
         for part in self.parts:
             part.settle(self.kv_cache_layout.indices, mixers)
         self.model, self.lora, self.row_store = self.main.model, self.main.lora, self.main.row_store

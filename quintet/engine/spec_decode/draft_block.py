@@ -1,16 +1,23 @@
-"""Draft tokens of a head that draws all of a request in one step, at mask tokens: parallel drafting (P-EAGLE, DFlash).
+"""Draft tokens of a head that draws all of a request in one step, at mask tokens: parallel drafting.
+
+P-EAGLE, DFlash and DSpark.
 
 The step fills the slots of the model's last step, as that of other heads does, and has each request's block behind
 them: masks, of which the keys and values are overwritten once the tokens are known. A P-EAGLE's block follows the last
 token with the token after it; a DFlash's begins with the last known token, and each mask draws the token of its place.
+A DSpark's may draw at the last known token, too, and then each draws the token after its place.
 """
 
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from quintet.engine.request import Request
 from quintet.engine.spec_decode.draft_head import DraftHeadProposer, Stretch
+from quintet.models.draft_heads.dflash import DSparkHead
 
 
 class DraftBlockProposer(DraftHeadProposer):
@@ -40,7 +47,8 @@ class DraftBlockProposer(DraftHeadProposer):
         mask = self._head.mask_token_id
         assert mask is not None, "the head has a mask token"
         if self._head.family.starts_at_last_token:
-            return [request.token_ids[request.num_known - 1], *[mask] * count] if count else []
+            masks = count - self._head.draws_at_anchor
+            return [request.token_ids[request.num_known - 1], *[mask] * masks] if count else []
         return [mask] * (count - 1)
 
     def _run_blocks(self, stretches: Sequence[Stretch], counts: Sequence[int]) -> list[int]:
@@ -56,9 +64,29 @@ class DraftBlockProposer(DraftHeadProposer):
         hidden = [row for of, block in zip(rows, blocks, strict=True) for row in [*of, *[0] * len(block)]]
         logits = self._ranks.draft(host, hidden).logits
         assert logits is not None, "a draft head gives logits"
+        if self._head.family.draws_in_turn:
+            return self._drawn_in_turn(logits, requests, drawn)
         pairs = [
             (request, request.num_known + at)
             for request, count in zip(requests, drawn, strict=True)
             for at in range(count)
         ]
         return self._sampler(logits, *zip(*pairs, strict=True))
+
+    def _drawn_in_turn(self, logits: Tensor, requests: Sequence[Request], counts: Sequence[int]) -> list[int]:
+        """Draws the first token of each block, then the second, and so on: each depends on the one before it."""
+        worker, firsts = self._ranks.workers[0], [0, *itertools.accumulate(counts)]
+        assert worker.drafter is not None and isinstance(head := worker.drafter.model, DSparkHead), "it draws in turn"
+        found = [[request.token_ids[request.num_known - 1]] for request in requests]
+        for at in range(max(counts)):
+            left = [index for index, count in enumerate(counts) if count > at]
+            before = [max(found[index][-1], 0) for index in left]  # -1: none was drawn, and what follows is left out
+            rows, tokens = worker.upload(
+                np.array([firsts[index] + at for index in left], np.int32), np.array(before, np.int32)
+            )
+            own = head.following(worker.ops.take_rows(logits, rows), tokens)
+            drawing = [requests[index] for index in left]
+            drawn = self._sampler(own, drawing, [each.num_known + at for each in drawing])
+            for index, token_id in zip(left, drawn, strict=True):
+                found[index].append(token_id)
+        return [token_id for tokens in found for token_id in tokens[1:]]

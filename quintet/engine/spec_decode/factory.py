@@ -4,7 +4,7 @@ import logging
 
 from quintet.config import EngineConfig, SpeculativeConfig
 from quintet.engine.executor.batch_builder import BatchBuilder
-from quintet.engine.executor.model_part import ModelSizes
+from quintet.engine.executor.model_part import DraftHeadSizes, ModelSizes
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.lora.manager import LoRARole
@@ -12,6 +12,7 @@ from quintet.engine.spec_decode.custom_class import load_proposer
 from quintet.engine.spec_decode.draft_block import DraftBlockProposer
 from quintet.engine.spec_decode.draft_head import DraftHeadProposer
 from quintet.engine.spec_decode.draft_model import DraftLimits, DraftModelProposer
+from quintet.engine.spec_decode.draft_reader import DraftReaderProposer
 from quintet.engine.spec_decode.drafting import Drafting
 from quintet.engine.spec_decode.ngram import NgramProposer
 from quintet.engine.spec_decode.policy import DraftPolicy
@@ -38,10 +39,16 @@ def make_drafting(
         if drafter.head is None:
             proposer = DraftModelProposer(ranks, batches, tables, limits)
         else:
-            make = DraftBlockProposer if drafter.head.family.drafts_block else DraftHeadProposer
-            proposer = make(ranks, batches, tables, runner, limits, drafter.head)
+            proposer = _head_proposer(drafter.head)(ranks, batches, tables, runner, limits, drafter.head)
     policy = DraftPolicy(proposer.num_drafts) if spec.adapt_num_tokens else None
     return Drafting(proposer, vocab_size, spec.disable_by_batch_size, policy)
+
+
+def _head_proposer(head: DraftHeadSizes) -> type[DraftHeadProposer]:
+    """Returns the proposer of a draft head."""
+    if head.family.reads_cache:
+        return DraftReaderProposer
+    return DraftBlockProposer if head.family.drafts_block else DraftHeadProposer
 
 
 def make_step_costs(drafting: Drafting | None, role: LoRARole) -> StepCosts | None:

@@ -182,8 +182,28 @@ class SelfAttention(nn.Module):
         return (q, k) if self.rotary is None else self.rotary(q, k, positions, table)
 
 
-class SharedKVAttention(nn.Module):
-    """x [T, hidden] -> [T, hidden], over what an earlier layer keeps: of its own it has queries alone, and no memory.
+class QueryAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden], over what another layer keeps: of its own it has queries alone, and no memory."""
+
+    def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary, norm: RMSNorm) -> None:
+        """`shape` and `rotary` are as the other layer's; `norm` is of each head's queries."""
+        super().__init__()
+        queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
+        q = queries.times(shape.head_dim)
+        self.q = column_parallel(build, shape.hidden, {shape.names[0]: q}, shape.bias)
+        self.out = row_parallel(build, q, (shape.output, shape.hidden), shape.output_bias)
+        self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
+        self.heads = queries.local(build.rank)
+
+    def queries(self, x: Tensor, cache: StepState, table: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, H, D], normalised and turned. `table`: of angles, in the place of the model's own."""
+        q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
+        q, _ = self.rotary.norm_and_rotate(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions, table)
+        return q
+
+
+class SharedKVAttention(QueryAttention):
+    """Attention over what an earlier layer keeps.
 
     It attends through that layer's mixing, which writes the step's K and V once more, where they are: it asks no more
     of a platform than any layer. On a stage that has not that layer, they are written to a cache that is the stage's.
@@ -192,13 +212,7 @@ class SharedKVAttention(nn.Module):
     def __init__(
         self, build: BuildContext, shape: AttentionSizes, rotary: Rotary, source: SelfAttention, norm: RMSNorm
     ) -> None:
-        """`shape` and `rotary` are as the source's; `norm` is of each head's queries."""
-        super().__init__()
-        queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
-        q = queries.times(shape.head_dim)
-        self.q = column_parallel(build, shape.hidden, {shape.names[0]: q}, shape.bias)
-        self.out = row_parallel(build, q, (shape.output, shape.hidden), shape.output_bias)
-        self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
+        super().__init__(build, shape, rotary, norm)
         self._source = (source,)  # not a part of this module: it may be another stage's, and what is used of it is here
         self.mixing, self.kv_scales = source.mixing, source.kv_scales
         source.shares_kv = True
@@ -209,9 +223,8 @@ class SharedKVAttention(nn.Module):
         return self._source[0]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
-        q, _ = self.rotary.norm_and_rotate(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
-        return self.out(self.source.attend(q, *cache.shared_kv[self.mixing], cache))
+        out: Tensor = self.out(self.source.attend(self.queries(x, cache), *cache.shared_kv[self.mixing], cache))
+        return out
 
 
 class ClippedAttention(SelfAttention):

@@ -134,7 +134,13 @@ class KVScales(Layer):
         if self.peaks is not None:
             self._observe(k, v)
         scaled, held = self.ops.scale_heads, self._parameters
-        return scaled(q, held["k"]), scaled(k, held["k_inverse"]), scaled(v, held["v_inverse"])
+        return self.scale_queries(q), scaled(k, held["k_inverse"]), scaled(v, held["v_inverse"])
+
+    def scale_queries(self, q: Tensor) -> Tensor:
+        """q [T, heads, D], for keys as the cache holds them."""
+        held: Mapping[str, Any] = self._parameters
+        scaled: Tensor = self.ops.scale_heads(q, held["k"])
+        return scaled
 
     def scale_output(self, out: Tensor) -> Tensor:
         held: Mapping[str, Any] = self._parameters

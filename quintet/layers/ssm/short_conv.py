@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quintet.interface.types import StateSpec
@@ -40,10 +41,14 @@ class ShortConv(Layer):
         super().__init__(build)
         self._build, self._splits, self._sources = build, splits, sources
         self._conv_kernel, self._has_bias, self._silu = conv_kernel, bias, silu
-        channels = sum(split.local(build.rank) for split in splits)
-        self.mixing = build.make_mixer(StateSpec("short_conv", (channels, conv_kernel - 1), build.dtype))
+        self._channel_count = sum(split.local(build.rank) for split in splits)
+        self._make_mixing()
         self.weight: Tensor  # [C, 1, K]
         self.bias: Tensor | None = None
+
+    def _make_mixing(self) -> None:
+        shape = self._channel_count, self._conv_kernel - 1
+        self.mixing = self._build.make_mixer(StateSpec("short_conv", shape, self._build.dtype))
 
     def weights(self, path: str) -> list[Weight]:
         shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._conv_kernel)}
@@ -68,6 +73,28 @@ class ShortConv(Layer):
         return self.mixing.run_state_op(cache, x, gates, conv, settings=(self._silu,))
 
 
+class CenteredConv(ShortConv):
+    """The same over the tokens around each one, of requests that are whole in a step: nothing is kept. Its model is not
+    `recordable`."""
+
+    def _make_mixing(self) -> None:
+        """Keeps nothing."""
+
+    def forward(self, x: Tensor, cache: StepState, gates: Tensor | None = None) -> Tensor:
+        assert gates is not None and not self._silu, "LFM2's convolution"
+        before, after = gates.chunk(2, dim=-1)
+        batch, rows, taken = cache.batch, torch.arange(len(x), device=x.device), (before * x).float()
+        total = torch.zeros_like(taken)
+        for tap in range(self._conv_kernel):
+            places = rows + tap - self._conv_kernel // 2
+            near = places.clamp(0, len(x) - 1)
+            same = (places == near) & (near < batch.query_start_loc[-1])  # padding belongs to the last request
+            same = same & (batch.token_to_seq[near] == batch.token_to_seq)
+            total += taken[near] * same[:, None] * self.weight[:, 0, tap].float()
+        total = total if self.bias is None else total + self.bias.float()
+        return after * total.to(x.dtype)
+
+
 class GatedConv(nn.Module):
     """LFM2's operator: x [T, hidden] -> out(C * conv(B * x')), where B, C and x' are projections of x."""
 
@@ -77,7 +104,8 @@ class GatedConv(nn.Module):
         share = even_shards(hidden, build.size)
         parts = dict.fromkeys(("before", "after", "taken"), share)
         self.in_proj = column_parallel(build, hidden, parts, bias, CheckpointLayout(fused="in_proj"))
-        self.conv = ShortConv(build, [share], config.conv_L_cache, bias)
+        kind = ShortConv if build.causal else CenteredConv
+        self.conv = kind(build, [share], config.conv_L_cache, bias)
         self.out_proj = row_parallel(build, share, ("out_proj", hidden), bias)
         self._width = share.local(build.rank)
 

@@ -28,6 +28,8 @@ class DraftHead(CausalLM):
 
     supports_pipeline = False
     drafts_block = False  # all drafts of a request in one step, at mask tokens
+    reads_cache = False  # it keeps nothing, and reads the keys and values that the model's layers keep
+    draws_in_turn = False  # a block's logits depend on the token before each, by following()
     starts_at_last_token = False  # the block begins with the last token, and a mask draws its own place's token
     ignored_tensors: tuple[str, ...] = (
         r".*rotary_emb\.inv_freq",
@@ -71,10 +73,16 @@ class DraftHead(CausalLM):
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         cache = StepState(state, batch, self._lora)  # the other model's head may have adapters: these steps name none
         hidden, _ = cache.received_hidden_states(self._build.dtype)
+        normalized, following = self.hidden_states(self.embed(batch), hidden, cache)
+        return Outputs(self.head(normalized), following), cache.state
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Embeddings [T, H] of the step's tokens."""
         embedding = self.embed_tokens if hasattr(self, "embed_tokens") else self._borrowed[0]
-        normalized, following = self.hidden_states(embedding(batch.token_ids), hidden, cache)
-        head = self.lm_head if hasattr(self, "lm_head") else self._borrowed[2]
-        return Outputs(head(normalized), following), cache.state
+        return embedding(batch.token_ids)
+
+    def head(self, x: Tensor) -> Tensor:
+        return super().head(x) if hasattr(self, "lm_head") else self._borrowed[2](x)
 
     def hidden_states(self, embeds: Tensor, hidden: Tensor, cache: StepState) -> tuple[Tensor, Tensor | None]:
         """Embeddings and hidden states [T, H] -> of the step's rows [L, H]: what the language-model head takes, and

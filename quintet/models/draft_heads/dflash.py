@@ -1,13 +1,18 @@
-"""DFlash heads (Chen et al. 2026): layers of Qwen3 that draft a block at once from another model's hidden states."""
+"""DFlash heads (Chen et al. 2026): layers of Qwen3 that draft a block at once from another model's hidden states.
+
+DSpark heads (DeepSeek-AI 2026) have them, too, and a table that makes each draft depend on the one before it.
+"""
 
 from typing import Any
 
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext
+from quintet.layers.build import BuildContext, replicated
 from quintet.layers.decoder import norm_eps
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
+from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
@@ -38,6 +43,25 @@ class DFlashHead(DraftHead):
         assert residual is not None, "a head has layers"
         normalized, _ = self.norm(self.rows(x, cache), self.rows(residual, cache))
         return normalized, None
+
+
+class DSparkHead(DFlashHead):
+    """Each token adds a product of low rank to the logits of the one after it. Estimates of acceptance are ignored."""
+
+    draws_in_turn = True
+    ignored_tensors: tuple[str, ...] = (*DFlashHead.ignored_tensors, r"confidence_head\..*", r"mask_embedding")
+
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        """`config`: with `markov_rank`."""
+        super().__init__(config, build)
+        rank, drawn = config.markov_rank, replicated(config.draft_vocab_size, build.size)
+        self.markov_head = nn.Module()
+        self.markov_head.markov_w1 = VocabParallelEmbedding(build, config.vocab_size, rank, is_replicated=True)
+        self.markov_head.product = column_parallel(build, rank, {"markov_w2": drawn})
+
+    def following(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """logits [L, D] of the block, and the model's token before each [L] -> those to draw from."""
+        return logits + self.markov_head.product(self.markov_head.markov_w1(token_ids))  # type: ignore[operator]
 
 
 class DFlashLayer(nn.Module):

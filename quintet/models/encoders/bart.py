@@ -35,12 +35,15 @@ class BartTraits:
     positions: type[PositionEmbedding] = PositionEmbedding
     first: int = 2  # row of the first position
     embedding_norm: bool = True  # of tokens and positions together
+    norms_tokens: bool = False  # True: in the decoder, of tokens before positions are added
     logits_bias: bool = True
 
 
 TRAITS = {
     "bart": BartTraits(),
     "plbart": BartTraits(),
+    "mvp": BartTraits(),
+    "blenderbot-small": BartTraits(first=0, norms_tokens=True),
     "mbart": BartTraits(pre_norm=True),
     "marian": BartTraits(positions=VaswaniPositionEmbedding, first=0, embedding_norm=False),
     "pegasus": BartTraits(pre_norm=True, positions=VaswaniPositionEmbedding, first=0, embedding_norm=False),

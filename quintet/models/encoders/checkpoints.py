@@ -10,11 +10,10 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(("led", "longt5", "bigbird_pegasus", "pegasus_x"), _SPARSE),
     "moonshine_streaming": "its encoder normalises and compresses frames and attends within windows, and its decoder "
     "adds learned positions to the encoder's rows, which Moonshine's code here does not",
-    "blenderbot-small": "its decoder norms tokens before it adds positions, which the blocks of BART's kind do not",
     "prophetnet": "it predicts several tokens at once",
     "xlm-prophetnet": "it predicts several tokens at once",
 }
-SERVED = "BART, mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, Blenderbot, Whisper and Moonshine"
+SERVED = "BART, mBART, Marian, Pegasus, M2M-100, NLLB, PLBART, MVP, Blenderbot, Whisper and Moonshine"
 
 
 def refuse_encoder_decoder(kind: Any, raw: Mapping[str, Any], asked: bool = False) -> None:

@@ -320,7 +320,6 @@ def test_an_update_reaches_both_parts(bart: Tiny) -> None:
         ("t5", "learned bias by distance"),
         ("mt5", "learned bias by distance"),
         ("led", "sparse attention"),
-        ("blenderbot-small", "norms tokens before it adds positions"),
         ("fsmt", "no file here computes it"),
     ],
 )

@@ -29,7 +29,7 @@ from quintet.model_loader.gguf_weights import entries
 from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import Tiny
-from tests.helpers.checkpoints.gguf import Row, header, joined
+from tests.helpers.checkpoints.gguf import Row, header, joined, requantized
 from tests.helpers.platforms.run_model import Runner
 
 FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
@@ -106,20 +106,24 @@ def test_a_file_is_served_by_its_path() -> None:
     assert alone[0][0] == int(LOGITS["llama.transformers"][-1].argmax())
 
 
-def test_files_without_a_family_here_run_by_the_code_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_files_without_a_family_here_run_by_the_code_of_transformers(kind: str, tmp_path: Path) -> None:
     """Greedy tokens in float32 are those of the checkpoint that the file's tensors make in transformers' names."""
     file = FOLDER / "bitnet.gguf"
+    file = file if kind == "F16" else requantized(file, tmp_path / "made.gguf", kind)
     config, why = read_model(EngineConfig(model=str(file)), file, {})
     assert why == "model_impl transformers: quintet has no file for model type 'bitnet', and transformers' own " \
         "code runs"  # fmt: skip
-    del config.quantization_config
+    types = vars(config).pop("quantization_config", {}).get("types", {})
+    assert set(types.values()) == ({kind} - {"F16"})  # matrices in floats are no quantization
     config.save_pretrained(tmp_path)
     tensors = {
         name: entry.floats().float() if isinstance(entry, GGUFEntry) else entry.tensor().float()
         for name, entry in entries(file)
     }
     save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors")
-    llm = LLM(file, skip_tokenizer_init=True, num_pages=32, dtype="float32", activation_bits=16)
+    bits = 16 if types else None
+    llm = LLM(file, skip_tokenizer_init=True, num_pages=32, dtype="float32", activation_bits=bits)
     params = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": IDS[:n]} for n in (12, 1, 9)], params)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -29,7 +29,7 @@ from tests.e2e.spec_decode.test_draft_heads import (
     stats,
 )  # fmt: skip
 
-MASK, DIM, DEPTH = 95, WIDTH // HEADS, 2
+MASK, DIM, DEPTH, RANK = 95, WIDTH // HEADS, 2, 6
 ROTARY = LlamaRotaryEmbedding(CONFIG)
 
 
@@ -58,8 +58,13 @@ def head_tensors(kind: str) -> dict[str, Tensor]:
     else:
         shapes["hidden_norm.weight"] = (WIDTH,)
         shapes |= {f"layers.{at}.self_attn.{part}_norm.weight": (DIM,) for at in range(DEPTH) for part in "qk"}
+    if kind.startswith("dspark"):
+        shapes |= {"markov_head.markov_w1.weight": (VOCAB, RANK), "confidence_head.proj.weight": (1, WIDTH)}
+        drawn = DRAFT_VOCAB if kind == "dspark" else VOCAB
+        shapes |= {"markov_head.markov_w2.weight": (drawn, RANK)}
+        shapes |= {"lm_head.weight": (DRAFT_VOCAB, WIDTH)} if kind == "dspark" else {}
     made = {name: torch.randn(shape) * 0.3 + (len(shape) == 1) for name, shape in shapes.items()}
-    if kind == "peagle":
+    if kind in ("peagle", "dspark"):
         made["d2t"] = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values - torch.arange(DRAFT_VOCAB)
     return made
 
@@ -71,9 +76,17 @@ def entries_of(kind: str) -> dict[str, Any]:
         own = {"draft_vocab_size": DRAFT_VOCAB, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
         return {"speculators_model_type": kind, "transformer_layer_config": layer, "mask_token_id": MASK, **own}
     layer |= {"model_type": "qwen3", "head_dim": DIM, "use_sliding_window": False}
-    if kind == "dflash":
+    if kind in ("dflash", "dspark"):
         own = {"aux_hidden_state_layer_ids": list(LAYERS), "block_size": 4, "sample_from_anchor": False}
+        own |= (
+            {"markov_rank": RANK, "markov_head_type": "vanilla", "draft_vocab_size": DRAFT_VOCAB}
+            if kind == "dspark"
+            else {}
+        )
         return {"speculators_model_type": kind, "transformer_layer_config": layer, "mask_token_id": MASK, **own}
+    if kind == "dspark, its authors'":
+        own = {"mask_token_id": MASK, "target_layer_ids": [at - 1 for at in LAYERS], "markov_rank": RANK}
+        return {**layer, **own, "architectures": ["Qwen3DSparkModel"], "block_size": 4}
     own = {"mask_token_id": MASK, "target_layer_ids": [at - 1 for at in LAYERS]}
     return {**layer, "architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": own}
 
@@ -106,7 +119,22 @@ class Reference:
             if "mask_hidden" in t:
                 best = self.peagle(taps, ids, count).argmax(-1)
                 return (best + t["d2t"][best]).tolist()
+            if "markov_head.markov_w1.weight" in t:
+                return self.dspark(taps, ids, count)
             found: list[int] = model.lm_head(self.dflash(taps, ids, count)).argmax(-1).tolist()
+        return found
+
+    def dspark(self, taps: Tensor, ids: list[int], count: int) -> list[int]:
+        """A DFlash's block, of which the authors' draws at its first token, too; each token depends on the last one."""
+        t, found = self.t, list[int]()
+        anchored = "d2t" not in t  # as speculators writes them, a mask draws the token of its place
+        states = self.dflash(taps, ids, count - anchored, count)
+        for state in states:
+            before = torch.tensor([*ids, *found][-1])
+            head = t["lm_head.weight"] if "d2t" in t else self.files.model.lm_head.weight
+            logits = state @ head.T + t["markov_head.markov_w1.weight"][before] @ t["markov_head.markov_w2.weight"].T
+            best = int(logits.argmax())
+            found.append(best + int(t["d2t"][best]) if "d2t" in t else best)
         return found
 
     def peagle(self, taps: Tensor, ids: list[int], count: int) -> Tensor:
@@ -120,15 +148,16 @@ class Reference:
             x = self.finish(at, x, self.attend(at, rms(x, t[f"layers.{at}.input_layernorm.weight"]), causal=True))
         return rms(x, t["norm.weight"])[-count:] @ t["lm_head.weight"].T
 
-    def dflash(self, taps: Tensor, ids: list[int], count: int) -> Tensor:
-        """Normalised hidden states of a block: the last token and masks, which see one another and what is before."""
+    def dflash(self, taps: Tensor, ids: list[int], count: int, last: int | None = None) -> Tensor:
+        """Normalised hidden states of a block: the last token and masks, which see one another and what is before; of
+        its last ones, by default of the masks."""
         t = self.t
         before = rms(taps @ t["fc.weight"].T, t["hidden_norm.weight"])
         x = self.files.model.model.embed_tokens(torch.tensor([ids[-1], *[MASK] * count]))
         for at in range(DEPTH):
             both = torch.cat([before, rms(x, t[f"layers.{at}.input_layernorm.weight"])])
             x = self.finish(at, x, self.attend(at, both, causal=False)[len(before) :])
-        return rms(x, t["norm.weight"])[-count:]
+        return rms(x, t["norm.weight"])[-(last or count) :]
 
     def attend(self, at: int, x: Tensor, causal: bool) -> Tensor:
         t, name, count = self.t, f"layers.{at}.self_attn", len(x)
@@ -148,7 +177,7 @@ class Reference:
         return x + (silu(gate) * up) @ t[f"{name}.mlp.down_proj.weight"].T
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash", "dflash, its authors'"])
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dflash, its authors'", "dspark", "dspark, its authors'"])
 def test_the_drafts_are_those_of_the_authors_formulas(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +207,7 @@ def test_the_drafts_are_those_of_the_authors_formulas(
     assert {len(drafts) for _, drafts in proposed} >= {1, 2, 3}
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash"])
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
 def test_the_tokens_are_those_without_it(tmp_path: Path, kind: str) -> None:
     """Greedy and sampled, with few pages, prefixes that are found, and chunks."""
     files = written(tmp_path, kind)
@@ -213,8 +242,11 @@ def test_heads_that_compute_otherwise_are_refused(tmp_path: Path) -> None:
             "draft heads of class 'DFlash2DraftModel' are not supported; use",
         ),
         ({"architectures": ["XPressDraftModel"]}, "draft heads of class 'XPressDraftModel' are not supported; use"),
-        ({"speculators_model_type": "dspark"}, "'dspark' is not supported; heads of type 'eagle3', 'peagle' and"),
-        ({"model_type": "gemma4_assistant"}, "it attends to the model's own KV cache"),
+        (
+            {"speculators_model_type": "dspar"},
+            "'dspar' is not supported; heads of type 'eagle3', 'peagle', 'dflash' and",
+        ),
+        ({"sample_from_anchor": True}, "draft heads with sample_from_anchor are not supported"),
     ):
         (files.head / "config.json").write_text(json.dumps(entries | change))
         with pytest.raises(ValueError, match=why):

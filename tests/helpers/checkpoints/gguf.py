@@ -5,8 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+
 from quintet.gguf.file import read
-from quintet.gguf.tensor_types import KINDS
+from quintet.gguf.tensor_types import KINDS, TensorType
 
 U32, F32, BOOL, STRING, ARRAY, U64 = 4, 6, 7, 8, 9, 10
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -60,10 +64,7 @@ FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_g
 
 def joined(path: Path, to: Path, groups: Mapping[str, Sequence[str]] = FUSED) -> Path:
     """The same file with the rows of some tensors over one another, of each expert where there are experts."""
-    raw, tensors = path.read_bytes(), dict(read(path).tensors)
-    entries = struct.unpack("<Q", raw[16:24])[0]
-    metadata = raw[24 : raw.index(text(next(iter(tensors))))]
-    made = {name: (each.kind, each.shape, raw[each.start : each.start + each.size]) for name, each in tensors.items()}
+    made = _tensors(path)
     for whole, parts in groups.items():
         for name in [name for name in made if f".{parts[0]}." in name]:
             found = [made.pop(name.replace(parts[0], each)) for each in parts]
@@ -75,6 +76,32 @@ def joined(path: Path, to: Path, groups: Mapping[str, Sequence[str]] = FUSED) ->
             rows = sum(each[1][axis] for each in found)
             new = (*shape[:axis], rows, *shape[axis + 1 :])
             made[name.replace(parts[0], whole)] = kind, new, b"".join(b"".join(each) for each in cuts)
+    return _rewritten(path, to, made)
+
+
+def requantized(path: Path, to: Path, name: str) -> Path:
+    """The same file with its matrices in F16 as gguf's package quantizes them to the type of that name."""
+    kind, made = GGMLQuantizationType[name], _tensors(path)
+    for tensor, (old, shape, data) in made.items():
+        if old.name == "F16" and len(shape) > 1:
+            rows = np.frombuffer(data, np.float16).reshape(shape).astype(np.float32)
+            made[tensor] = KINDS[kind], shape, quantize(rows, kind).tobytes()
+    return _rewritten(path, to, made)
+
+
+Tensors = dict[str, tuple[TensorType, tuple[int, ...], bytes]]
+
+
+def _tensors(path: Path) -> Tensors:
+    raw = path.read_bytes()
+    return {name: (each.kind, each.shape, raw[each.start : each.start + each.size])
+            for name, each in read(path).tensors.items()}  # fmt: skip
+
+
+def _rewritten(path: Path, to: Path, made: Tensors) -> Path:
+    """The same file with these tensors instead of its own."""
+    raw, first = path.read_bytes(), next(iter(read(path).tensors))
+    entries, metadata = struct.unpack("<Q", raw[16:24])[0], raw[24 : raw.index(text(first))]
     table, data = b"", b""
     numbers = {kind.name: number for number, kind in KINDS.items()}
     for name, (kind, shape, each) in made.items():

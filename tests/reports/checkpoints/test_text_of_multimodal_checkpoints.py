@@ -58,6 +58,8 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl": ("qwen2", {}),
     "aya_vision": ("cohere2", {**HEADS, **WINDOWS, "logit_scale": 1.0}),
     "exaone4_5": ("exaone4", WINDOWS),
+    "hunyuan_vl": ("hunyuan_vl_text", {**HEADS, "rope_parameters": {  # as HunyuanOCR has them
+        "rope_type": "xdrope", "rope_theta": 1e4, "alpha": 1e3, "factor": 1.0, "xdrope_section": [2, 2, 2, 2]}}),
     "hyperclovax_vision_v2": ("hyperclovax", HEADS),
     "lighton_ocr": ("qwen3", HEADS),
     "minicpmv4_6": ("qwen3_5_text", DELTA),

@@ -16,7 +16,7 @@ QWEN, HERMES = REASONING_PARSERS.get("qwen3"), TOOL_PARSERS.get("hermes")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ALONE and name not in ("openai", "muse")])
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ALONE and name != "openai"])
 def test_a_thought_that_is_never_closed_ends_at_the_call(name: str) -> None:
     tool = TOOL_PARSERS.get(name)
     text = f"<think>I should look.\n{WRITERS[name](CALLS)}"

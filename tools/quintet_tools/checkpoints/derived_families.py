@@ -288,6 +288,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
     "glm4": {"plain": HALF},
     "gpt_bigcode": {"one KV head": GPT, "many": {**GPT, "multi_query": False, "n_inner": 50}},
     "gpt_neo": {"plain": GPT_NEO},
+    "gpt_neox_japanese": {"plain": {**PLAIN, "intermediate_multiple_size": 2, "rotary_pct": 0.5}},
     "gpt_neox": {"parallel": PLAIN, "serial": {**PLAIN, "use_parallel_residual": False, "attention_bias": False}},
     "gptj": {"plain": {**GPT, "rotary_dim": 6}},
     "helium": {"plain": {**PLAIN, "head_dim": 8}},

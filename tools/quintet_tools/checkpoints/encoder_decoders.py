@@ -38,9 +38,11 @@ MOONSHINE: dict[str, Any] = {
 ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "bart": {**_TEXT, "model_type": "bart"},
     "blenderbot": {**_TEXT, "model_type": "blenderbot", "scale_embedding": True},
+    "blenderbot-small": {**_TEXT, "model_type": "blenderbot-small", "scale_embedding": True},
     "m2m_100": {**_TEXT, "model_type": "m2m_100"},
     "marian": {**_TEXT, "model_type": "marian", "scale_embedding": True, "activation_function": "swish"},
     "mbart": {**_TEXT, "model_type": "mbart", "scale_embedding": True},
+    "mvp": {**_TEXT, "model_type": "mvp"},
     "pegasus": {**_TEXT, "model_type": "pegasus", "d_model": 36, "encoder_attention_heads": 3},
     "plbart": {**_TEXT, "model_type": "plbart"},
     "moonshine": MOONSHINE,
