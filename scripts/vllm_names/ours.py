@@ -50,6 +50,7 @@ def refused(group: str, name: str) -> bool:
         "AsyncLLM: methods": unsupported.METHODS,
         "SamplingParams": unsupported.PARAMETERS,
         "exports of the package": unsupported.NAMES,
+        "HTTP routes": unsupported.ROUTES,
     }.get(group, ())
     if group == "engine arguments":
         return unsupported.unsupported_reason(name) is not None

@@ -127,6 +127,23 @@ COMMANDS: Mapping[str, str] = {
     ),
 }
 
+_NOT_SCALED = "engines are not added while a server runs; start another server, and put `quintet route` before both"
+_DECISIONS = "use /v1/chat/completions with response_format, or /classify and /generative_scoring for scores of labels"
+
+# paths of a server
+ROUTES: Mapping[str, str] = {
+    **dict.fromkeys(("/scale_elastic_ep", "/is_scaling_elastic_ep"), _NOT_SCALED),
+    **dict.fromkeys(
+        ("/fault_tolerance/apply", "/fault_tolerance/status"),
+        "a server whose engine fails ends, and is started again; GET /health says what failed",
+    ),
+    "/kv_event_sources": "subscribe to the address of --kv-events-config.endpoint",
+    **dict.fromkeys(("/v1/decisions", "/v1/systemone"), _DECISIONS),
+    **dict.fromkeys(
+        ("/cohere/v2/chat", "/cohere/v2/chat/render"), "use /v1/chat/completions; of Cohere's API there is /v2/embed"
+    ),
+}
+
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
     "set_tokenizer": "use the engine argument tokenizer",

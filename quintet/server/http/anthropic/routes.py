@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputParser
-from quintet.chat.prepare import ChatInput, FieldNames, prepare, render
+from quintet.chat.prepare import ChatInput, FieldNames, PreparedChat, prepare, render
 from quintet.chat.reasoning_effort import read_thinking
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -69,9 +69,7 @@ async def create_message(http: HttpRequest) -> Response:
     check_body(body)
     await service.choose_model(http, body.model)
     service.check_ready()
-    chat = await _chat(service, body, _params(service, body), body.cache_salt)
-    check_tools(service, chat.tool_choice)
-    prepared = await prepare(chat, chat_model(service))
+    prepared = await prepare_message(service, body)
     asks = [PromptRequest.of(prepared, body.priority)]
     tally = usage_of(http)
     tally.count_prompts(asks)
@@ -110,6 +108,13 @@ async def count_tokens(http: HttpRequest) -> Response:
     await service.choose_model(http, body.model)
     prompt = await render(await _chat(service, body), chat_model(service))
     return json_response(TokenCount(len(prompt.token_ids)))
+
+
+async def prepare_message(service: AppState, body: CreateMessage) -> PreparedChat:
+    """Returns the conversation of a checked request, ready for the engine."""
+    chat = await _chat(service, body, _params(service, body), body.cache_salt)
+    check_tools(service, chat.tool_choice)
+    return await prepare(chat, chat_model(service))
 
 
 async def _chat(
