@@ -102,6 +102,23 @@ FLAGS: Mapping[str, str] = {
     ),
     "--chat-template-content-format": "what the template takes is found by trying it; leave it out",
     "--response-role": "an answer is the assistant's; leave it out",
+    "--enable-prompt-tokens-details": "usage always has prompt_tokens_details; leave it out",
+    "--enable-request-id-headers": "answers always have the header X-Request-Id; leave it out",
+    "--enable-scale-out": "the routes render, derender and /inference/v1/generate are always there; leave it out",
+    "--enable-flash-late-interaction": "the platform chooses how late interaction is computed; leave it out",
+    "--trust-request-mm-kwargs": "requests may have mm_processor_kwargs and media_io_kwargs; leave it out",
+    **dict.fromkeys(
+        ("--cohere-format", "--cohere-is-reasoning-model"), "/cohere/v2/chat is not there; use /v1/chat/completions"
+    ),
+    **dict.fromkeys(
+        (
+            "--data-parallel-supervisor-port",
+            "--dp-supervisor-probe-interval-s",
+            "--dp-supervisor-probe-timeout-s",
+            "--dp-supervisor-probe-failure-threshold",
+        ),
+        "`quintet route` probes several servers, and answers /health for all; leave it out",
+    ),
     "--grpc-port": "there is no gRPC server; use HTTP",
     "--multi-step-stream-outputs": "one step is scheduled at a time; leave it out",
     "--disable-frontend-multiprocessing": "the engine has a process of its own; leave it out",

@@ -105,7 +105,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(LocalNames, settings=settings)
-    app.add_middleware(Failures)
+    app.add_middleware(Failures, log_stack=settings.log_error_stack)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],

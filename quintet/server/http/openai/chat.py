@@ -38,7 +38,7 @@ from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, read_response, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, Usage, set_request_name, usage_of
+from quintet.server.http.usage import RequestUsage, Usage, request_times, set_request_name, usage_of, wants_usage
 
 router = APIRouter()
 
@@ -155,13 +155,14 @@ class ChatAnswer:
     ) -> None:
         params, listening = prepared.params, prepared.output_format
         self._body, self._n, self._tally = body, params.n, tally
-        self._listening, self._turns = listening, service.cooperative
+        self._listening, self._turns, self._settings = listening, service.cooperative, service.settings
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
         self._blank = "" if listening.tool is None else UNSET
         self._output_parsers = [OutputParser(listening, whole=not body.stream) for _ in range(params.n)]
         answer_id = answer_id or f"chatcmpl-{tally.request_id}"
         self.head = AnswerHead.for_answer(service, answer_id, body.model).fields()
-        by_id = bool(body.return_tokens_as_token_ids)
+        given = body.return_tokens_as_token_ids
+        by_id = service.settings.return_tokens_as_token_ids if given is None else given
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
 
     async def completion(self, outputs: Sequence[RequestOutput], number: int = 0) -> ChatCompletion:
@@ -169,7 +170,8 @@ class ChatAnswer:
         [output] = outputs
         self._tally.count_output(number, output)
         choices = [await self._choice(each) for each in output.outputs]
-        answer = ChatCompletion(choices=choices, usage=self._usage(), **self.head)
+        times = request_times(self._settings, outputs, self._n)
+        answer = ChatCompletion(choices=choices, usage=self._usage(), metrics=times, **self.head)
         if self._body.return_token_ids:
             answer.prompt_token_ids = output.prompt_token_ids
         if self._body.return_prompt_text:
@@ -211,9 +213,7 @@ class ChatAnswer:
         return self._tally.usage(self.num_reasoning_tokens)
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
-        options = self._body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        steady = options is not None and bool(options.continuous_usage_stats)
+        usage, steady = wants_usage(self._settings, self._body.stream_options)
         chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self.head)
         if self._body.return_token_ids:
             chunk.prompt_token_ids = call.requests[0].prompt.token_ids
@@ -225,7 +225,9 @@ class ChatAnswer:
                 chunk.usage = self._usage()
             yield event(chunk)
         chunk.prompt_token_ids = chunk.prompt_text = UNSET
+        last: list[RequestOutput] = []
         async for number, output in call:
+            last = [output]
             self._tally.count_output(number, output)
             for each in output.outputs:
                 self._output_parsers[each.index].count(each.token_ids)
@@ -239,7 +241,8 @@ class ChatAnswer:
                     chunk.kv_transfer_params = (ended and output.kv_transfer_params) or UNSET
                     yield event(chunk)
         if usage:
-            yield event(ChatChunk(choices=[], usage=self._usage(), **self.head))
+            times = request_times(self._settings, last, self._n)
+            yield event(ChatChunk(choices=[], usage=self._usage(), metrics=times, **self.head))
         yield DONE
 
     async def parts(self, each: CompletionOutput) -> list[ChatChunkChoice]:

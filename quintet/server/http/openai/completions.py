@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -29,7 +29,7 @@ from quintet.server.http.openai.logprobs import LogprobsWriter, Offsets, ScoredT
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, set_request_name, usage_of
+from quintet.server.http.usage import RequestTimes, RequestUsage, request_times, set_request_name, usage_of, wants_usage
 
 router = APIRouter()
 
@@ -111,11 +111,11 @@ class CompletionAnswer:
     ) -> None:
         params = asks[0].params
         self._asks, self._body, self._n, self._tally = asks, body, params.n, tally
+        self._settings, given = service.settings, body.return_tokens_as_token_ids
         self.head = AnswerHead.for_answer(service, answer_id or f"cmpl-{tally.request_id}", body.model).fields()
         self._tokenizer, self._skip = service.backend.tokenizer, params.skip_special_tokens
-        self._writer = LogprobsWriter(
-            self._tokenizer, service.cooperative, params, bool(body.return_tokens_as_token_ids)
-        )
+        by_id = service.settings.return_tokens_as_token_ids if given is None else given
+        self._writer = LogprobsWriter(self._tokenizer, service.cooperative, params, by_id)
         self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
 
     async def completion(self, outputs: Sequence[RequestOutput]) -> Completion:
@@ -129,16 +129,20 @@ class CompletionAnswer:
                 choices.append(await self.choice(line, number, output, each))
                 choices[-1].prompt_logprobs = scores
         pages = outputs[0].kv_transfer_params if len(outputs) == 1 else None
-        usage = self._tally.usage()
-        return Completion(choices=choices, usage=usage, kv_transfer_params=pages or UNSET, **self.head)
+        answer = Completion(choices=choices, usage=self._tally.usage(), **self.head)
+        answer.kv_transfer_params, answer.metrics = pages or UNSET, self._times(outputs)
+        return answer
+
+    def _times(self, outputs: Sequence[RequestOutput]) -> RequestTimes | UnsetType:
+        return request_times(self._settings, outputs, self._n * len(self._asks))
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
         lines = [ChoiceState(index) for index in range(len(self._asks) * self._n)]
-        options = self._body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        steady = options is not None and bool(options.continuous_usage_stats)
+        usage, steady = wants_usage(self._settings, self._body.stream_options)
         chunk = Completion(choices=[], usage=None if usage else UNSET, **self.head)
+        last: list[RequestOutput] = []
         async for number, output in call:
+            last = [output]
             self._take(number, output)
             if steady:
                 chunk.usage = self._tally.usage()
@@ -150,7 +154,7 @@ class CompletionAnswer:
                     chunk.choices = [choice]
                     yield event(chunk)
         if usage:
-            yield event(Completion(choices=[], usage=self._tally.usage(), **self.head))
+            yield event(Completion(choices=[], usage=self._tally.usage(), metrics=self._times(last), **self.head))
         yield DONE
 
     def _take(self, number: int, output: RequestOutput) -> None:

@@ -53,7 +53,7 @@ class TokensAnswer(Body):
 
 
 class StreamState(Body):
-    """What a client sends back with the next chunk: the tokens of one output so far."""
+    """State of a stream, which the client sends back with the next chunk: the tokens of one output so far."""
 
     output_token_ids: list[int] = Field([], fail_fast=True)
     output_chunk_lens: list[int] = Field([], fail_fast=True, description="tokens of each chunk")
