@@ -120,6 +120,11 @@ class SteppedHandle(LoRAMethods, WeightUpdateMethods, EngineHandle):
         """
         self._shared.call(lambda: self._client.wake_up(tags))
 
+    def release_kv_cache_memory(self) -> None:
+        """Gives the memory of the KV cache back, and keeps the weights; wake_up(["kv_cache"]) takes it again. As
+        sleep(), it is refused while requests run."""
+        self._shared.call(self._client.release_kv_cache_memory)
+
     def is_sleeping(self) -> bool:
         """True if it was put to sleep, and takes no requests."""
         return bool(self._client.engine.asleep)

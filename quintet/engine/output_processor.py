@@ -87,6 +87,11 @@ class OutputProcessor:
         """Requests that have not finished."""
         return len(self._requests)
 
+    def num_queued_tokens(self) -> int:
+        """Returns the prompt tokens of requests without a token of output. May be called from another thread."""
+        waiting = [each.metrics for each in list(self._requests.values()) if each.metrics.first_token_time is None]
+        return sum(each.num_prompt_tokens for each in waiting)
+
     def add(
         self,
         request_id: str,

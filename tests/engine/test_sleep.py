@@ -186,3 +186,18 @@ def test_the_bundled_model_wakes_as_it_was(level: int, eager: bool) -> None:
         llm.generate(prompts, params, use_tqdm=False)
     llm.wake_up()
     assert not llm.is_sleeping() and text() == before
+
+
+def test_the_memory_of_the_cache_alone_is_given_back() -> None:
+    client = null_client()
+    complete(client, PROMPT, greedy())
+    client.release_kv_cache_memory()
+    assert client.engine_plan.ranks.workers[0].device.memory().free == TOTAL, "null has pages alone"
+    with pytest.raises(ValueError, match="takes no requests"):
+        client.add("a", Prompt(PROMPT), greedy())
+    client.wake_up(["kv_cache"])
+    assert list(complete(client, PROMPT, greedy()).outputs[0].token_ids) == expected(PROMPT, 8)
+    client.add("b", Prompt(PROMPT), greedy(max_tokens=50))
+    client.step()
+    with pytest.raises(ValueError, match="1 requests"):
+        client.release_kv_cache_memory()
