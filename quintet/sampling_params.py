@@ -380,6 +380,10 @@ class BeamSearchParams(Checked):
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
     )
+    skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
+    allowed_token_ids: list[int] | None = param(
+        None, values.optional(values.token_ids), "search among these tokens only"
+    )
 
 
 def _check_ids(name: str, largest: int, vocab_size: int) -> None:

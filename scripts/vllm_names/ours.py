@@ -48,7 +48,7 @@ def refused(group: str, name: str) -> bool:
     tables: Collection[str] = {
         "LLM: methods": unsupported.METHODS,
         "AsyncLLM: methods": unsupported.METHODS,
-        "SamplingParams": unsupported.PARAMETERS,
+        **dict.fromkeys(("SamplingParams", "BeamSearchParams", "PoolingParams"), unsupported.PARAMETERS),
         "exports of the package": unsupported.NAMES,
         "HTTP routes": unsupported.ROUTES,
     }.get(group, ())

@@ -185,6 +185,7 @@ METHODS: Mapping[str, str] = {
 
 # of the module quintet
 NAMES: Mapping[str, str] = {
+    "initialize_ray_cluster": "set distributed_executor_backend='ray', which joins or starts a cluster",
     "GuidedDecodingParams": "use StructuredOutputsParams",
 }
 
@@ -219,6 +220,9 @@ PARAMETERS: Mapping[str, str] = {
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
     "skip_clone": "parameters are never changed; leave it out",
     "watermarking": "texts are not marked; leave it out",
+    "output_text_buffer_length": "it follows from stop; leave it out",
+    "extra_kwargs": "poolers take no arguments of a request; leave it out",
+    "requires_token_ids": "token ids are always there; leave it out",
     "response_format": "use structured_outputs",
     "max_new_tokens": "use max_tokens",
     "max_length": "use max_tokens, which does not count the prompt",
