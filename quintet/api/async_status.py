@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from quintet.engine.client import EngineClient
+from quintet.engine.sleep import release_kv_cache_memory
 from quintet.outputs import RequestOutput
 
 
@@ -108,7 +109,7 @@ class AsyncStatusMethods:
 
     async def release_kv_cache_memory(self) -> None:
         """See LLM.release_kv_cache_memory."""
-        await self._call(self._client.release_kv_cache_memory)
+        await self._call(lambda: release_kv_cache_memory(self._client.engine))
 
     async def collective_rpc(self, method: Any) -> list[Any]:
         """Calls a method of each worker by name."""

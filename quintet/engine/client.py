@@ -238,11 +238,6 @@ class EngineClient:
         """Ends the sleep. `tags`: of what, as Engine.wake_up() has them; all if None."""
         self.engine.wake_up(tags)
 
-    def release_kv_cache_memory(self) -> None:
-        """Gives the memory of the KV cache back until wake_up(["kv_cache"]); weights are put aside for a moment."""
-        self.engine.sleep(1)
-        self.engine.wake_up(["weights"])
-
     def close(self) -> None:
         """Ends what runs, and lets go of threads; the memory goes with the object."""
         self.engine.abort(self.output_processor.fail("the engine was closed").aborts)

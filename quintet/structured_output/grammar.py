@@ -319,11 +319,6 @@ class Matcher:
         self._timed(self._state.unsafe_compute_mask_ptr, words.ctypes.data, words.nbytes)
 
     @property
-    def fills_alone(self) -> bool:
-        """True if its mask is not filled beside those of others."""
-        return isinstance(self._state, XGrammarState)
-
-    @property
     def state(self) -> Any:
         """The library's matcher, after advance()."""
         return self._state
@@ -347,7 +342,11 @@ class MaskFiller:
 
     def __call__(self, matchers: "Sequence[tuple[Matcher, int]]", bits: "IntArray") -> None:
         """bits [R, W] int32 of the matchers that Matcher.fill() has returned, each with its row."""
-        if len(matchers) > 1 and not self._timed_steps and not any(matcher.fills_alone for matcher, _ in matchers):
+        if (
+            len(matchers) > 1
+            and not self._timed_steps
+            and not any(isinstance(matcher.state, XGrammarState) for matcher, _ in matchers)
+        ):
             begin, states = time.perf_counter(), [(matcher.state, row) for matcher, row in matchers]
             _executor().unsafe_compute_mask_ptr(states, bits.ctypes.data, bits[0].nbytes, len(bits))
             each = (time.perf_counter() - begin) * min(_num_threads(), len(matchers)) / len(matchers)

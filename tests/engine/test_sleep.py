@@ -12,6 +12,7 @@ from quintet import LLM, AsyncLLM
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
+from quintet.engine.sleep import release_kv_cache_memory
 from quintet.platforms.null.platform import TOTAL, NullDevice
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.null_engine import Gate, complete, expected, folder, greedy, null_client, until
@@ -191,7 +192,7 @@ def test_the_bundled_model_wakes_as_it_was(level: int, eager: bool) -> None:
 def test_the_memory_of_the_cache_alone_is_given_back() -> None:
     client = null_client()
     complete(client, PROMPT, greedy())
-    client.release_kv_cache_memory()
+    release_kv_cache_memory(client.engine)
     assert client.engine_plan.ranks.workers[0].device.memory().free == TOTAL, "null has pages alone"
     with pytest.raises(ValueError, match="takes no requests"):
         client.add("a", Prompt(PROMPT), greedy())
@@ -200,4 +201,4 @@ def test_the_memory_of_the_cache_alone_is_given_back() -> None:
     client.add("b", Prompt(PROMPT), greedy(max_tokens=50))
     client.step()
     with pytest.raises(ValueError, match="1 requests"):
-        client.release_kv_cache_memory()
+        release_kv_cache_memory(client.engine)
