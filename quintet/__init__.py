@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quintet.common.imports import without_garbage_collection
 
 __version__ = "0.1.0"
+__version_tuple__ = tuple(map(int, __version__.split(".")))
 
 _HOME = {
     "AdapterLogitsProcessor": "quintet.engine.sampling.vllm_compat",
@@ -55,7 +56,7 @@ _HOME = {
     "Vector": "quintet.engine.observability.metrics",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", "__version_tuple__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from quintet.api.async_llm import AsyncLLM as AsyncLLM

@@ -101,7 +101,10 @@ def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> f
 def next_token_params(params: BeamSearchParams, vocab_size: int) -> SamplingParams:
     """Returns parameters of a round's requests: enough log-probabilities, even if beam_width of them are the end."""
     number = min(2 * params.beam_width, vocab_size)
-    return SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
+    made = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
+    if params.allowed_token_ids is not None:
+        made.allowed_token_ids = made.logprob_token_ids = list(params.allowed_token_ids)
+    return made
 
 
 def likeliest(output: CompletionOutput, number: int) -> LogprobsAt:

@@ -9,6 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     import numpy as np
 
+    from quintet.lora.request import LoRARequest
     from quintet.parsers import Event, ToolCall
 
 
@@ -204,6 +205,7 @@ class CompletionOutput:
     tool_calls: "Sequence[ToolCall]" = ()  # all so far; one that is not complete must not be acted on
     message: dict[str, Any] | None = None  # the whole answer, to be added to the conversation; once it has ended
     events: "Sequence[Event]" = ()  # what is new since the output before this one, in order
+    lora_request: "LoRARequest | None" = None  # the adapter that it was made with
     routed_experts: "np.ndarray[Any, Any] | None" = None
     """[tokens, layers, k]: experts of prompt and output but for the last token, with enable_return_routed_experts."""
 
@@ -225,5 +227,8 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # of a text that became numbers: these
     kv_transfer_params: dict[str, Any] | None = None  # where its pages wait for another engine, once it has finished
+    lora_request: "LoRARequest | None" = None  # the adapter that it was answered with
+    encoder_prompt: str | None = None  # text of what the model's encoder read, where that is text
+    encoder_prompt_token_ids: list[int] | None = None
     prompt_token_id_logprobs: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
     """[rows, K] log-probabilities of prompt_logprob_token_ids, once it has finished; -inf where a row was filled up."""

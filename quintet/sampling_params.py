@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.common import param_checks as values
 from quintet.common.suggestions import refuse_unknown
@@ -14,6 +14,7 @@ from quintet.config.schema.docs import documented
 from quintet.config.schema.unsupported import PARAMETERS
 
 logger = logging.getLogger(__name__)
+C = TypeVar("C", bound="Checked")
 
 MAX_COMPLETIONS = 128  # of one request
 MAX_STOP_IDS = 1024
@@ -40,30 +41,25 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2  # one output, at the end
 
 
-def _constraint(value: Any) -> "StructuredOutputsParams":
+def _read_as(kind: "type[C]", value: Any) -> "C":
     """Returns a checked object, from an object (it may have changed since it was made) or from its fields."""
-    if isinstance(value, StructuredOutputsParams):
+    if isinstance(value, kind):
         value.__post_init__()
         return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {values.shorten(value)}")
+        raise ValueError(f"must be a {kind.__name__} or a dict of its fields, not {values.shorten(value)}")
     try:
-        return StructuredOutputsParams(**value)
+        return kind(**value)
     except ValueError as error:
         raise ValueError(f"cannot be used: {error}") from None
+
+
+def _constraint(value: Any) -> "StructuredOutputsParams":
+    return _read_as(StructuredOutputsParams, value)
 
 
 def _repetition(value: Any) -> "RepetitionDetectionParams":
-    """Returns a checked object, from an object (it may have changed since it was made) or from its fields."""
-    if isinstance(value, RepetitionDetectionParams):
-        value.__post_init__()
-        return value
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a RepetitionDetectionParams or a dict of its fields, not {values.shorten(value)}")
-    try:
-        return RepetitionDetectionParams(**value)
-    except ValueError as error:
-        raise ValueError(f"cannot be used: {error}") from None
+    return _read_as(RepetitionDetectionParams, value)
 
 
 def _kind(value: Any) -> RequestOutputKind:
@@ -379,6 +375,10 @@ class BeamSearchParams(Checked):
     include_stop_str_in_output: bool = param(False, values.flag, "keep the end-of-text token's text")
     structured_outputs: StructuredOutputsParams | None = param(
         None, values.optional(_constraint), "what the outputs must look like; with logprobs_mode='processed_logprobs'"
+    )
+    skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
+    allowed_token_ids: list[int] | None = param(
+        None, values.optional(values.token_ids), "search among these tokens only"
     )
 
 

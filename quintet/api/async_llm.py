@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from quintet.api.arguments import AsyncLLMArguments
+from quintet.api.async_status import AsyncStatusMethods, EngineStopped, OutputStream, RequestOutputCollector
 from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.api.collective_rpc import collective_rpc
@@ -33,26 +34,9 @@ from quintet.sampling_params import RequestOutputKind, SamplingParams
 logger = logging.getLogger(__name__)
 
 
-class EngineStopped(RuntimeError):
-    """The engine's thread has ended; the message says why."""
-
-
-class OutputStream(NamedTuple):
-    """Event loop and queue of a caller that waits for a request's outputs."""
-
-    loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[RequestOutput | EngineStopped]
-
-    def put(self, item: RequestOutput | EngineStopped) -> bool:
-        """Puts an item from any thread; False if the loop is closed, so that no caller listens."""
-        try:
-            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
-        except RuntimeError:
-            return False
-        return True
-
-
-class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWeightUpdateMethods, EngineHandle):
+class AsyncLLM(
+    AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWeightUpdateMethods, AsyncStatusMethods, EngineHandle
+):
     """Many requests at once from coroutines. Keyword arguments are EngineConfig's fields.
 
     llm = AsyncLLM("bundled")
@@ -72,7 +56,7 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWe
         self._followers: dict[str, OutputStream] = {}  # of running requests; the engine's thread alone touches it
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # once _closed is set, no call is queued any more
-        self._closed = False
+        self._closed, self._why = False, ""
         self._thread = threading.Thread(target=self._loop, name="quintet-engine", daemon=True)
         self._thread.start()
 
@@ -97,6 +81,27 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWe
         async with aclosing(self._follow(parsed[0], sampling_params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield output
+
+    @refuses_unsupported
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | PoolingParams,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> RequestOutputCollector:
+        """Queues a prompt; returns once the engine has it. abort() ends it. ValueError says what is wrong with it."""
+        parsed = await adapted(self._client, await self._parsed(prompt), lora_request)
+        if len(parsed) != 1:
+            raise ValueError(f"add_request() takes one prompt, not {len(parsed)}; call it once for each")
+        params = params.clone()  # the caller may change it
+        if isinstance(params, SamplingParams):
+            await asyncio.to_thread(self._client.compile_grammar, params)
+        follower = OutputStream(asyncio.get_running_loop(), asyncio.Queue())
+        await self._call(partial(self._add, request_id, parsed[0], params, priority, follower))
+        return RequestOutputCollector(request_id, follower)
 
     @refuses_unsupported
     async def chat(
@@ -245,7 +250,7 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWe
         future: Future[None] = Future()
         with self._gate:
             if self._closed:
-                raise EngineStopped("this AsyncLLM was shut down; make a new one")
+                raise self.dead_error
             self._calls.put((function, future))
         await asyncio.wrap_future(future)
 
@@ -303,6 +308,8 @@ class AsyncLLM(AsyncLLMArguments, AsyncLoRAMethods, AsyncRolloutMethods, AsyncWe
 
     def _fail_all(self, why: str) -> None:
         with self._gate:
+            if not self._closed:
+                self._why = why
             self._closed = True
         while not self._calls.empty():
             _resolve(self._calls.get()[1], EngineStopped(why))

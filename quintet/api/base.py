@@ -12,6 +12,7 @@ from quintet.config import EngineConfig
 from quintet.config.schema.error_names import keywords
 from quintet.engine.client import EngineClient
 from quintet.engine.observability.metrics import Metric, metrics_of
+from quintet.engine.sleep import release_kv_cache_memory
 from quintet.engine.weight_transfer.orders import RecomputeCommand
 from quintet.sampling_params import SamplingParams
 
@@ -119,6 +120,11 @@ class SteppedHandle(LoRAMethods, WeightUpdateMethods, EngineHandle):
         wakes, ["weights"] first, so that others may be written, and then ["kv_cache"]; both if left out.
         """
         self._shared.call(lambda: self._client.wake_up(tags))
+
+    def release_kv_cache_memory(self) -> None:
+        """Gives the memory of the KV cache back, and keeps the weights; wake_up(["kv_cache"]) takes it again. As
+        sleep(), it is refused while requests run."""
+        self._shared.call(lambda: release_kv_cache_memory(self._client.engine))
 
     def is_sleeping(self) -> bool:
         """True if it was put to sleep, and takes no requests."""

@@ -93,4 +93,4 @@ def _decode_beam(client: EngineClient, beam: BeamSearchSequence, params: BeamSea
     if client.tokenizer is None:
         return None
     ended = beam.stop_reason is not None and not params.include_stop_str_in_output
-    return client.tokenizer.decode(beam.tokens[:-1] if ended else beam.tokens)
+    return client.tokenizer.decode(beam.tokens[:-1] if ended else beam.tokens, params.skip_special_tokens)

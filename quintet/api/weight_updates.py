@@ -64,6 +64,10 @@ class WeightUpdateMethods:
         or OSError says why it cannot be opened."""
         self._order(orders.InitTransferCommand(updates.info_of(request, "init_info")))
 
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Closes the way that init_weight_transfer_engine() opened; does nothing without one."""
+        self._order(orders.CloseTransferCommand())
+
     def start_weight_update(self) -> None:
         """Begins an update: no step runs until finish_weight_update(). Begins anew if one is open or has failed."""
         self._order(orders.StartUpdateCommand())
@@ -189,6 +193,10 @@ class AsyncWeightUpdateMethods:
     async def init_weight_transfer_engine(self, request: Any) -> None:
         """See LLM.init_weight_transfer_engine."""
         await self._order(orders.InitTransferCommand(updates.info_of(request, "init_info")))
+
+    async def shutdown_weight_transfer_engine(self) -> None:
+        """See LLM.shutdown_weight_transfer_engine."""
+        await self._order(orders.CloseTransferCommand())
 
     async def start_weight_update(self) -> None:
         """See LLM.start_weight_update."""

@@ -88,6 +88,8 @@ class ChatModel:
     reasoning: ReasoningMarkers | str = UNMARKED
     chat_template: str | None = None  # Jinja text instead of the tokenizer's
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # defaults, where the template reads them
+    reasoning_effort_map: Mapping[str, str] = field(default_factory=dict)  # effort of a request -> of the template
+    tool_strict_level: str = "auto"  # function: the form of calls is enforced; parameter: all tools are strict
     max_model_len: int | None = None  # None: the engine checks and truncates prompts
     vocab_size: int = 0
     worker: Callable[[int, Callable[[], Any], str], Awaitable[Any]] = run_inline
@@ -185,9 +187,10 @@ def _options(chat: ChatInput, model: ChatModel) -> ChatOptions:
     """Returns the template's options, with the variables of reasoning and the defaults that it reads."""
     template, given = _template(chat, model), chat.options
     known = template_variables(template)
+    effort = chat.thinking.effort
     options = {
         **{name: value for name, value in model.chat_template_kwargs.items() if name in known},
-        **reasoning_variables(template, chat.thinking.enabled, chat.thinking.effort),
+        **reasoning_variables(template, chat.thinking.enabled, model.reasoning_effort_map.get(effort or "", effort)),
         **(given.chat_template_kwargs or {}),
     }
     return replace(
@@ -253,7 +256,7 @@ async def _with_grammar(
     if grammar:
         output_format, first = structured_output_grammar(output_format, special)
         return output_format, await _grammar_after(chat, model, grammar, output_format, first) if first else grammar
-    calls = strict_grammar(chat.tool_choice, output_format, special)
+    calls = strict_grammar(chat.tool_choice, output_format, special, model.tool_strict_level)
     return output_format, await _tool_call_grammar(chat, model, calls) if calls else ""
 
 

@@ -134,12 +134,19 @@ def _supported_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     return tuple(made(tool) for tool in tools)
 
 
-def strict_grammar(tool_choice: ToolChoice, output_format: OutputFormat, special: Mapping[str, int]) -> str:
-    """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none."""
-    if tool_choice.mode != "auto" or output_format.tool is None or not any(each.strict for each in tool_choice.tools):
+def strict_grammar(
+    tool_choice: ToolChoice, output_format: OutputFormat, special: Mapping[str, int], level: str = "auto"
+) -> str:
+    """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none. `level`:
+    function enforces the form of calls without strict tools too, parameter takes all tools as strict."""
+    tools = tool_choice.tools
+    if level == "parameter":
+        tools = tuple(replace(each, strict=True) for each in tools)
+    held = any(each.strict for each in tools) or (tools and level == "function")
+    if tool_choice.mode != "auto" or output_format.tool is None or not held:
         return ""
     choice = RequiredCalls(None, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning)
-    return output_format.tool.optional_call_grammar(_supported_tools(tool_choice.tools), choice, special) or ""
+    return output_format.tool.optional_call_grammar(_supported_tools(tools), choice, special) or ""
 
 
 @functools.lru_cache(maxsize=4)  # some have thousands of added tokens

@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import boolean, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
+_BACKENDS = ("auto", "guidance", "xgrammar")
+
 
 def _backend(value: Any) -> str:
-    if value in ("xgrammar", "outlines", "lm-format-enforcer"):
+    if value in ("outlines", "lm-format-enforcer"):
         raise ValueError(f"{value!r} is not there; leave it out: guidance takes EBNF and structural tags as well")
-    return str(one_of("auto", "guidance")(value))
+    return str(one_of(*_BACKENDS)(value))
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,7 @@ class StructuredOutputsConfig(Nested):
     name: ClassVar[str] = "structured_outputs_config"
 
     backend: str = option(
-        "auto", _backend, "who compiles schemas and grammars; auto: guidance", group="sampling",
-        choices=("auto", "guidance"),
+        "auto", _backend, "what compiles schemas and grammars; auto: guidance", group="sampling", choices=_BACKENDS,
     )  # fmt: skip
     disable_any_whitespace: bool = option(False, boolean, "no whitespace between the parts of JSON", group="sampling")
     disable_additional_properties: bool = option(

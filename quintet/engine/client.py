@@ -138,9 +138,7 @@ class EngineClient:
         self._queue(request_id, prompt, requests[0].params if isinstance(params, PoolingParams) else params, requests)
 
     def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[CoreRequest]) -> None:
-        self.output_processor.add(
-            request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds)
-        )
+        self.output_processor.add(request_id, params, requests[0].prompt_ids, prompt)
         self._timers[request_id] = RequestTimer(self.request_stats, params)
         for request in requests:
             self.engine.add(request)

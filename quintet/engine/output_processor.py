@@ -5,7 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quintet.chat.prompts import Prompt
 from quintet.engine.request import FinishReason
+from quintet.lora.request import LoRARequest
+from quintet.media.encoder_text import TEXT, TOKENS
 from quintet.outputs import (
     CompletionOutput,
     FlatLogprobs,
@@ -57,7 +60,7 @@ class _Completion:
 @dataclass(slots=True)
 class _Request:
     request_id: str
-    prompt: str | None
+    source: Prompt
     prompt_ids: list[int]
     params: SamplingParams
     completions: list[_Completion]
@@ -87,18 +90,22 @@ class OutputProcessor:
         """Requests that have not finished."""
         return len(self._requests)
 
+    def num_queued_tokens(self) -> int:
+        """Returns the prompt tokens of requests without a token of output. May be called from another thread."""
+        waiting = [each.metrics for each in list(self._requests.values()) if each.metrics.first_token_time is None]
+        return sum(each.num_prompt_tokens for each in waiting)
+
     def add(
         self,
         request_id: str,
         params: SamplingParams,
         prompt_ids: Sequence[int],
-        prompt: str | None = None,
+        source: Prompt | None = None,
         arrival: float | None = None,
-        placeholders: bool = False,
     ) -> list[str]:
         """Registers a request, before its first delta. Returns the ids of its n engine requests.
 
-        `arrival` is a time.monotonic(); None is now. `placeholders`: the ids only hold the places of embeddings.
+        `arrival` is a time.monotonic(); None is now. `source`: the prompt, for its text, adapter and encoder input.
         """
         engine_ids = child_ids(request_id, params.n)
         taken = [each for each in (request_id, *engine_ids) if each in self._requests or each in self._owners]
@@ -107,10 +114,11 @@ class OutputProcessor:
         if self.tokenizer is None and params.detokenize:
             raise ValueError("the engine has no tokenizer, so it can give no text; set detokenize=False")
         arrival = time.monotonic() if arrival is None else arrival
-        before = () if placeholders else prompt_ids
+        source = Prompt(list(prompt_ids)) if source is None else source
+        before = () if source.embeds else prompt_ids  # ids only hold the places of embeddings
         request = _Request(
             request_id,
-            prompt,
+            source,
             list(prompt_ids),
             params,
             completions=[self._start(each, i, params, before) for i, each in enumerate(engine_ids)],
@@ -257,7 +265,7 @@ class OutputProcessor:
         scored = request.params.prompt_logprob_token_ids is not None
         output = RequestOutput(
             request.request_id,
-            request.prompt,
+            request.source.text,
             request.prompt_ids,
             request.prompt_logprobs,
             [_completion_output(each, delta) for each in request.completions if each.has_new or not delta],
@@ -266,13 +274,25 @@ class OutputProcessor:
             request.metrics,
             None if scored else request.data,
             request.kv_transfer_params,
-            request.data if scored and finished else None,
+            prompt_token_id_logprobs=request.data if scored and finished else None,
         )
+        self._add_source(output, request.source)
         if delta:
             request.prompt_logprobs = None  # given once
         for completion in request.completions:
             completion.has_new = False
         return output
+
+    def _add_source(self, output: RequestOutput, source: Prompt) -> None:
+        """Adds the adapter, and the text that the model's encoder read."""
+        if source.lora is not None:
+            output.lora_request = LoRARequest(source.lora.name, source.lora.number, source.lora.path)
+            for each in output.outputs:
+                each.lora_request = output.lora_request
+        if source.encoder is not None and source.encoder.kind == TEXT:
+            ids = [int(each) for each in source.encoder.fields[TOKENS].array()]
+            output.encoder_prompt_token_ids = ids
+            output.encoder_prompt = None if self.tokenizer is None else self.tokenizer.decode(ids)
 
 
 def _positions(params: SamplingParams, first: list[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Sleep of an engine: its levels, and the tags of what sleeps, by the names that vLLM gives them."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from quintet.common.suggestions import refuse_unknown
 
@@ -41,6 +42,19 @@ def parts_to_wake(tags: Sequence[str] | None, asleep: int, weights_awake: bool) 
     if "weights" not in wakes and not weights_awake:
         raise ValueError("tags=['kv_cache'], and the weights sleep; wake them before the cache, or with it")
     return tuple(each for each in wakes if each != "weights" or not weights_awake)
+
+
+class Sleeps(Protocol):
+    """An engine, or several, that can sleep."""
+
+    def sleep(self, level: int) -> Any: ...
+    def wake_up(self, tags: Sequence[str] | None = None) -> None: ...
+
+
+def release_kv_cache_memory(engine: Sleeps) -> None:
+    """Gives the memory of the KV cache back until wake_up(["kv_cache"]); weights are put aside for a moment."""
+    engine.sleep(1)
+    engine.wake_up(["weights"])
 
 
 def check_weights_awake(asleep: int, weights_awake: bool) -> None:

@@ -8,7 +8,8 @@ from quintet.clients.server_address import server_key, server_url
 from quintet.common.value_parsers import count, list_of, one_of, optional, text
 from quintet.config import normalize_fields, option
 from quintet.config.schema.fields import choice_field
-from quintet.server.config import ServerConfig, seconds
+from quintet.server.config import ServerConfig
+from quintet.server.setting_parsers import seconds
 
 PORT = 8001  # a server beside it has 8000
 POLICIES = ("prefix", "least_loaded", "round_robin", "random", "power_of_two", "session")

@@ -4,35 +4,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quintet.common.value_parsers import Parse, boolean, count, json_object, list_of, one_of, optional, text
+from quintet.common.value_parsers import boolean, count, json_object, list_of, one_of, optional, text
 from quintet.config import normalize_fields, option
 from quintet.server.hosts import allowed_host
 from quintet.server.lora_modules import LoRAModule, parse_lora_modules
+from quintet.server.setting_parsers import client_cert_mode, effort_map, port_number, seconds, url_paths
 
 PORT = 8000
 
 
-def seconds(least: float = 0.0) -> Parse:
-    def parse(value: Any) -> float:
-        try:
-            number = float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if not least <= number <= 1e6:
-            raise ValueError(f"must be seconds, a number from {least:g} to 1000000, not {value!r}")
-        return number
-
-    return parse
-
-
-def _port(value: Any) -> int:
-    number = int(count(0)(value))
-    if number > 65535:
-        raise ValueError(f"must be a port from 0 (any that is free) to 65535, not {value!r}")
-    return number
-
-
-PROBE_PATHS = ("/live", "/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked often, by machines
+PROBE_PATHS = ("/live", "/health", "/ready", "/readyz", "/ping", "/load", "/metrics", "/version")
 UPLOAD_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")  # their bodies may have max_upload_bytes
 # chats, whose bodies may have as many where the model takes images, video or audio
 MEDIA_PATHS = (
@@ -41,21 +22,6 @@ MEDIA_PATHS = (
     "/api/chat", "/api/generate", "/tokenize", "/v1/embeddings", "/pooling", "/classify",
 )  # fmt: skip
 _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
-
-
-def _paths(value: Any) -> tuple[str, ...]:
-    """A list, or text with commas; vLLM's form."""
-    texts = [value] if isinstance(value, str) else list_of(str)(value)
-    found = tuple(each.strip() for one in texts for each in one.split(",") if each.strip())
-    for each in found:
-        if not each.startswith("/"):
-            raise ValueError(f"must be paths such as /health, not {each!r}")
-    return found
-
-
-def _client_cert_mode(value: Any) -> int:
-    """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
-    return int(one_of("0", "1", "2")(str(value)))
 
 
 class BodyBytes(NamedTuple):
@@ -70,7 +36,7 @@ class ServerConfig:
     """Settings of the server without its engine. Checked on creation; vLLM's names where the meaning is the same."""
 
     host: str = option("127.0.0.1", text, "address to listen on; 0.0.0.0 lets other machines in", group="server")
-    port: int = option(PORT, _port, "port to listen on; 0: one that is free", group="server")
+    port: int = option(PORT, port_number, "port to listen on; 0: one that is free", group="server")
     headless: bool = option(
         False, boolean, "serve no HTTP: this machine's ranks follow those of machine 0 (--node-rank 1 and up)",
         group="server",
@@ -93,6 +59,20 @@ class ServerConfig:
     default_chat_template_kwargs: dict[str, Any] | None = option(
         None, optional(json_object), 'variables for the chat template that a request does not set, such as '
         '{"enable_thinking": false}', group="server",
+    )  # fmt: skip
+    reasoning_effort_map: dict[str, Any] | None = option(
+        None, optional(effort_map), "efforts that the chat template gets in place of those of requests, such as "
+        '{"xhigh": "max"}', group="server",
+    )  # fmt: skip
+    anthropic_disabled_thinking_effort: str = option(
+        "auto", one_of("auto", "none", "low"), "effort of /v1/messages whose thinking is disabled: none turns it off, "
+        "low is for models that always think; auto: none if the chat template can turn it off", group="server",
+        choices=("auto", "none", "low"),
+    )  # fmt: skip
+    tool_strict_level: str = option(
+        "auto", one_of("auto", "function", "parameter"), "what of tool calls is enforced: those of strict tools; all "
+        "in form and name; their arguments too", group="server",
+        choices=("auto", "function", "parameter"),
     )  # fmt: skip
     tool_call_parser: str | None = option(
         None, optional(text), "how the model writes calls (docs/tools.md has the names); found by its chat template if "
@@ -121,6 +101,27 @@ class ServerConfig:
     )  # fmt: skip
     trust_request_chat_template: bool = option(
         False, boolean, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
+    )
+    return_tokens_as_token_ids: bool = option(
+        False, boolean, "name tokens of log-probabilities token_id:ID, where a request leaves that open", group="server"
+    )
+    enable_force_include_usage: bool = option(
+        False, boolean, "end every stream of completions and chats with its usage", group="server"
+    )
+    enable_per_request_metrics: bool = option(
+        False, boolean, "add the times of a request to its answer, as metrics, if it has one output", group="server"
+    )
+    sse_keep_alive_interval: float = option(
+        0.0, seconds(), "seconds without an event after which a stream gets a comment, for proxies; 0: never",
+        group="server", metavar="SECONDS",
+    )  # fmt: skip
+    fingerprint_mode: str = option(
+        "full", one_of("full", "hash", "custom", "none"), "system_fingerprint of answers: with the version of weights "
+        "that came while the server runs, without it, fingerprint_value, or none", group="server",
+        choices=("full", "hash", "custom", "none"),
+    )  # fmt: skip
+    fingerprint_value: str | None = option(
+        None, optional(text), "system_fingerprint with --fingerprint-mode custom", group="server", metavar="TEXT"
     )
     strict_requests: bool = option(
         False, boolean, "refuse requests with fields that are not known, which are otherwise left out and named in a "
@@ -187,8 +188,12 @@ class ServerConfig:
         group="access", metavar="FILE",
     )  # fmt: skip
     ssl_cert_reqs: int = option(
-        0, _client_cert_mode, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
+        0, client_cert_mode, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
         choices=("0", "1", "2"),
+    )  # fmt: skip
+    ssl_ciphers: str | None = option(
+        None, optional(text), "ciphers of TLS 1.2 in OpenSSL's form; those of 1.3 are fixed", group="access",
+        metavar="CIPHERS",
     )  # fmt: skip
     enable_ssl_refresh: bool = option(
         False, boolean, "use the files of TLS as they are now when they change, without a restart", group="access"
@@ -266,10 +271,13 @@ class ServerConfig:
     disable_uvicorn_access_log: bool = option(False, boolean, "vLLM's name for --no-access-log", group="logging")
     disable_access_log_for_endpoints: tuple[str, ...] = option(
         PROBE_PATHS,
-        _paths,
+        url_paths,
         "paths, with commas between them, whose requests are not logged; '' for none",
         group="logging",
         metavar="PATHS",
+    )
+    log_error_stack: bool = option(
+        False, boolean, "log where each error response comes from, with its stack", group="logging"
     )
     log_format: str = option(
         "text", one_of("text", "json"), "lines of time, level and message, or JSON objects", group="logging",
@@ -295,10 +303,14 @@ class ServerConfig:
             raise ValueError("admin_api_key is an api_key too; give the administrator a key of its own")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
-        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.enable_ssl_refresh):
+        more = self.ssl_ca_certs or self.ssl_cert_reqs or self.enable_ssl_refresh or self.ssl_ciphers
+        if self.ssl_certfile is None and more:
             raise ValueError(
-                "ssl_ca_certs, ssl_cert_reqs and enable_ssl_refresh are about TLS; give ssl_certfile and ssl_keyfile"
+                "ssl_ca_certs, ssl_cert_reqs, ssl_ciphers and enable_ssl_refresh are about TLS; give ssl_certfile and "
+                "ssl_keyfile"
             )
+        if (self.fingerprint_value is None) == (self.fingerprint_mode == "custom"):
+            raise ValueError("fingerprint_value belongs to fingerprint_mode custom; give both or neither")
         if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == 0):
             raise ValueError(
                 "ssl_ca_certs and ssl_cert_reqs belong together: the authorities of clients, and 1 or 2 to ask for "

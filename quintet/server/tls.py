@@ -30,6 +30,13 @@ def make_context(settings: ServerConfig) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         files = f"{settings.ssl_certfile!r} and {settings.ssl_keyfile!r}"
         raise ValueError(f"the certificate and key in {files} cannot be used: {error}") from None
+    if settings.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(settings.ssl_ciphers)
+        except ssl.SSLError:
+            raise ValueError(
+                f"ssl_ciphers={settings.ssl_ciphers!r} names no cipher that OpenSSL has; `openssl ciphers` lists them"
+            ) from None
     context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     if settings.ssl_ca_certs is not None:
         try:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 
 from quintet.common.processes import Child
+from quintet.structured_output.xgrammar_source import guidance_text
 
 PROCESSES = 2  # that try grammars at a time; each takes 30 MB
 TIMEOUT = 30.0  # seconds for one grammar, of which it may take trial_process.SECONDS of a processor
@@ -57,7 +58,7 @@ class _CheckProcess:
 
     def compile_error(self, text: str) -> str | None:
         """None: it did not live to say."""
-        data, answers = text.encode(), self._child.stdout
+        data, answers = guidance_text(text).encode(), self._child.stdout
         if not self._child.tell(len(data).to_bytes(4, "big") + data):
             return None
         waiting = select.poll()  # select() knows no file beyond the 1024th

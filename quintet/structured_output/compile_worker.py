@@ -42,11 +42,11 @@ def main() -> None:
     why_not, masks_error = _compiler(), _mask_trial()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its ends are no news, and a core is as large as the bound
-    while (text := _read(sys.stdin.buffer)) is not None:
+    while (text := read_frame(sys.stdin.buffer)) is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + SECONDS, hard))
-        _write(sys.stdout.buffer, compile_error(text, why_not) or masks_error(text))
+        write_frame(sys.stdout.buffer, compile_error(text, why_not) or masks_error(text))
 
 
 def compile_error(text: str, why_not: WhyNot) -> str:
@@ -194,12 +194,14 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _read(pipe: BinaryIO) -> str | None:
+def read_frame(pipe: BinaryIO) -> str | None:
+    """Reads a frame; None at the end."""
     head = pipe.read(4)
     return None if len(head) < 4 else pipe.read(int.from_bytes(head, "big")).decode()
 
 
-def _write(pipe: BinaryIO, text: str) -> None:
+def write_frame(pipe: BinaryIO, text: str) -> None:
+    """Writes a frame."""
     data = text.encode()
     pipe.write(len(data).to_bytes(4, "big") + data)
     pipe.flush()

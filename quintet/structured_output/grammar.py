@@ -17,6 +17,8 @@ from quintet.structured_output.compile_check import CompileChecker
 from quintet.structured_output.compile_worker import SLOW_MASKS, mask_error, one_line, parser_limits
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 from quintet.structured_output.vocabulary import ByteVocabulary
+from quintet.structured_output.xgrammar_backend import XGrammarCompiler, XGrammarState, check_installed
+from quintet.structured_output.xgrammar_source import xgrammar_source
 
 if TYPE_CHECKING:
     from quintet.interface.types import IntArray
@@ -65,17 +67,22 @@ class GrammarCompiler:
 
         `is_checked`: the caller has found out by a trial that grammars compile; else that is done here.
         """
+        if config.backend == "xgrammar":
+            check_installed()
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
         self._config, self._seconds = config, seconds
         self._compiled = CompileCache(self._compile, seconds)
         self._trials = None if is_checked else CompileChecker()
         self._reading = threading.Lock()
         self._vocabulary: Any = None
+        self._xgrammar: XGrammarCompiler | None = None
 
     def compile_and_wait(self, wanted: StructuredOutputsParams) -> str:
         """Waits until it is compiled -> its text, for matcher(). ParameterError says why it cannot be."""
         names_tokens = wanted.grammar is not None or wanted.structural_tag is not None
         text = grammar_text(wanted, self._config, self._tokenizer() if names_tokens else None)
+        if xgrammar_source(text) is not None:
+            self._start_xgrammar()
         if why := self.matcher(text).wait():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
         return text
@@ -88,9 +95,13 @@ class GrammarCompiler:
         """Reads the vocabulary, so that the first who asks does not wait for that."""
         with contextlib.suppress(ValueError):  # the first request that needs it gets the error
             self._read()
+            if self._config.backend == "xgrammar":
+                self._start_xgrammar()
 
     def close(self) -> None:
         self._compiled.close()
+        if self._xgrammar is not None:
+            self._xgrammar.close()
         if self._trials is not None:
             self._trials.close()
 
@@ -99,6 +110,8 @@ class GrammarCompiler:
         guidance = llguidance()
         if self._trials is not None and (why := self._trials.compile_error(text)):
             raise ValueError(why)
+        if (source := xgrammar_source(text)) is not None:
+            return self._compile_xgrammar(source)
         compiled = guidance.LLMatcher(self._read(), text, log_level=0, limits=parser_limits())
         if compiled.is_error():
             raise ValueError(one_line(compiled.get_error()))
@@ -123,14 +136,32 @@ class GrammarCompiler:
                 release_free_memory()
             return self._vocabulary
 
+    def _start_xgrammar(self) -> XGrammarCompiler:
+        """Returns its compiler once its process has the vocabulary: the first call takes some seconds."""
+        with self._reading:
+            if self._xgrammar is None:
+                self._xgrammar = XGrammarCompiler(*self._bytes())
+            return self._xgrammar
+
+    def _compile_xgrammar(self, source: Sequence[Any]) -> XGrammarState:
+        state = self._start_xgrammar().compile(source)
+        if not any(state.compute_bitmask()):
+            raise ValueError(NO_TOKENS)
+        return state
+
     def _made(self) -> Any:
+        vocabulary, eos_ids = self._bytes()
+        return llguidance().LLTokenizer(vocabulary, eos_token=eos_ids)
+
+    def _bytes(self) -> tuple[ByteVocabulary, list[int]]:
+        """Returns the bytes of each token, and the tokens that end a text."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
             raise ValueError("they need a tokenizer, and the engine was started without one")
         eos_ids = sorted({*self._eos_ids, *(each for each in tokenizer.eos_ids if each < self._vocab_size)})
         if not eos_ids:
             raise ValueError("the model names no end-of-text token; name one in generation_config.json (eos_token_id)")
-        return llguidance().LLTokenizer(ByteVocabulary(tokenizer, self._vocab_size, eos_ids), eos_token=eos_ids)
+        return ByteVocabulary(tokenizer, self._vocab_size, eos_ids), eos_ids
 
 
 class Matcher:
@@ -311,7 +342,11 @@ class MaskFiller:
 
     def __call__(self, matchers: "Sequence[tuple[Matcher, int]]", bits: "IntArray") -> None:
         """bits [R, W] int32 of the matchers that Matcher.fill() has returned, each with its row."""
-        if len(matchers) > 1 and not self._timed_steps:
+        if (
+            len(matchers) > 1
+            and not self._timed_steps
+            and not any(isinstance(matcher.state, XGrammarState) for matcher, _ in matchers)
+        ):
             begin, states = time.perf_counter(), [(matcher.state, row) for matcher, row in matchers]
             _executor().unsafe_compute_mask_ptr(states, bits.ctypes.data, bits[0].nbytes, len(bits))
             each = (time.perf_counter() - begin) * min(_num_threads(), len(matchers)) / len(matchers)

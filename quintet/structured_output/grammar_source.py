@@ -9,6 +9,7 @@ from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.json_schema import supported_schema
 from quintet.structured_output.structural_tag import MAX_SIZE, as_lark, structural_lark
+from quintet.structured_output.xgrammar_source import guidance_text, with_xgrammar
 
 if TYPE_CHECKING:
     from quintet.tokenizers.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ def grammar_text(
     library = llguidance()
     try:
         text = _written(library.LLMatcher, wanted, config, tokenizer)
+        if config.backend == "xgrammar":
+            text = with_xgrammar(text, wanted, config)
     except (ValueError, RecursionError, OverflowError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
@@ -32,6 +35,7 @@ def grammar_text(
 
 def grammar_after(grammar: str, before: str) -> str:
     """The Lark grammar `before`, in which @answer stands for the other. ParameterError if the two are too large."""
+    grammar = guidance_text(grammar)
     written = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     answer, *others = written
     text = json.dumps({"grammars": [{"lark_grammar": before}, {**answer, "name": "answer"}, *others]})

@@ -18,10 +18,12 @@ refused with `--strict-requests`. A field that another API has and quintet does 
 """
 RL_ROUTES = (
     *("/pause", "/resume", "/is_paused", "/get_world_size", "/init_weight_transfer_engine", "/start_weight_update"),
+    "/shutdown_weight_transfer_engine",
     *("/update_weights", "/finish_weight_update", "/update_weight_version", "/weight_info"),
 )
 FLAGS = {  # path -> the flag without which the route is not there
     "/sleep": "--enable-sleep-mode", "/wake_up": "--enable-sleep-mode", "/is_sleeping": "--enable-sleep-mode",
+    "/release_kv_cache_memory": "--enable-sleep-mode",
     "/load": "--enable-server-load-tracking", "/tokenizer_info": "--enable-tokenizer-info-endpoint",
     "/start_profile": "--profiler-config", "/stop_profile": "--profiler-config",
     **dict.fromkeys(RL_ROUTES, "--enable-rl-routes"),

@@ -48,8 +48,9 @@ def refused(group: str, name: str) -> bool:
     tables: Collection[str] = {
         "LLM: methods": unsupported.METHODS,
         "AsyncLLM: methods": unsupported.METHODS,
-        "SamplingParams": unsupported.PARAMETERS,
+        **dict.fromkeys(("SamplingParams", "BeamSearchParams", "PoolingParams"), unsupported.PARAMETERS),
         "exports of the package": unsupported.NAMES,
+        "HTTP routes": unsupported.ROUTES,
     }.get(group, ())
     if group == "engine arguments":
         return unsupported.unsupported_reason(name) is not None

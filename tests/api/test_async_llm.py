@@ -68,7 +68,7 @@ def test_a_failed_engine_thread_tells_everyone(monkeypatch: pytest.MonkeyPatch, 
     async def main() -> None:
         with pytest.raises(RuntimeError, match=f"engine failed: {type(failure).__name__}"):
             await follow(engine, [1])
-        with pytest.raises(RuntimeError, match="shut down"):
+        with pytest.raises(RuntimeError, match="engine failed"):
             await follow(engine, [1])
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_a_schema_without_an_end_is_refused() -> None:
     with pytest.raises(ParameterError, match="nested too deep"):
         forced_grammar(wanted, LISTENING, {})
     assert strict_grammar(wanted._replace(mode="auto"), LISTENING, {}) == ""
+
+
+def test_a_level_of_the_server_holds_tools_that_are_not_strict() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool, hermes = Tool("f", schema), OutputFormat(TOOL_PARSERS.get("hermes"))
+    loose, strict = (ToolChoice((replace(tool, strict=each),), "auto") for each in (False, True))
+    assert strict_grammar(loose, hermes, {}) == "" != strict_grammar(strict, hermes, {})
+    assert strict_grammar(loose, hermes, {}, "parameter") == strict_grammar(strict, hermes, {})
+    form = strict_grammar(loose, hermes, {}, "function")
+    assert form and "city" not in form and "city" in strict_grammar(strict, hermes, {}, "function")
+    assert strict_grammar(ToolChoice(), hermes, {}, "function") == ""
 
 
 def test_allowed_tools_are_bounded_and_looked_up() -> None:

@@ -1,10 +1,15 @@
 """Token deltas become the outputs that users read."""
 
 import msgspec
+import numpy as np
 import pytest
 
+from quintet.chat.prompts import Prompt
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.request import FinishReason
+from quintet.lora.request import LoRAReference, LoRARequest
+from quintet.media import encoder_text
+from quintet.media.items import MediaItem, WireArray
 from quintet.outputs import TokenDelta, TokenLogprobs, child_ids
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from tests.helpers.checkpoints import tokenizers as builders
@@ -40,7 +45,7 @@ def run(processor, request_id, ids, reason=FinishReason.LENGTH, **last):
 
 
 def test_cumulative_outputs_grow(processor, ids):
-    assert processor.add("a", SamplingParams(output_kind=CUMULATIVE), [1, 2], "prompt") == ["a"]
+    assert processor.add("a", SamplingParams(output_kind=CUMULATIVE), [1, 2], Prompt([1, 2], "prompt")) == ["a"]
     outputs, aborts = run(processor, "a", ids)
     assert [each.outputs[0].token_ids for each in outputs] == [ids[: n + 1] for n in range(len(ids))]
     assert [TEXT.startswith(each.outputs[0].text) for each in outputs] == [True] * len(ids)
@@ -285,3 +290,16 @@ def test_deltas_travel_as_messages(processor, ids):
     assert back == delta
     processor.add("a", SamplingParams(logprobs=0), [1])
     assert processor.process([back]).outputs[0].outputs[0].finish_reason == "stop"
+
+
+def test_outputs_have_the_adapter_and_the_text_of_the_encoder() -> None:
+    processor = OutputProcessor(None)
+    text = MediaItem(encoder_text.TEXT, b"d" * 16, {encoder_text.TOKENS: WireArray.of(np.array([7, 8]))}, ((0, 2),))
+    source = Prompt([1], lora=LoRAReference("mine", "/adapter", b"digest", 3), encoder=text)
+    processor.add("a", SamplingParams(detokenize=False), [1], source)
+    (output,) = processor.process([TokenDelta("a", [5], FinishReason.LENGTH)]).outputs
+    assert output.lora_request == LoRARequest("mine", 3, "/adapter") == output.outputs[0].lora_request
+    assert output.encoder_prompt_token_ids == [7, 8] and output.encoder_prompt is None
+    processor.add("b", SamplingParams(detokenize=False), [1])
+    (output,) = processor.process([TokenDelta("b", [5], FinishReason.LENGTH)]).outputs
+    assert output.lora_request is None and output.encoder_prompt_token_ids is None

@@ -12,6 +12,7 @@ from quintet import LLM, AsyncLLM
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
+from quintet.engine.sleep import release_kv_cache_memory
 from quintet.platforms.null.platform import TOTAL, NullDevice
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.null_engine import Gate, complete, expected, folder, greedy, null_client, until
@@ -186,3 +187,18 @@ def test_the_bundled_model_wakes_as_it_was(level: int, eager: bool) -> None:
         llm.generate(prompts, params, use_tqdm=False)
     llm.wake_up()
     assert not llm.is_sleeping() and text() == before
+
+
+def test_the_memory_of_the_cache_alone_is_given_back() -> None:
+    client = null_client()
+    complete(client, PROMPT, greedy())
+    release_kv_cache_memory(client.engine)
+    assert client.engine_plan.ranks.workers[0].device.memory().free == TOTAL, "null has pages alone"
+    with pytest.raises(ValueError, match="takes no requests"):
+        client.add("a", Prompt(PROMPT), greedy())
+    client.wake_up(["kv_cache"])
+    assert list(complete(client, PROMPT, greedy()).outputs[0].token_ids) == expected(PROMPT, 8)
+    client.add("b", Prompt(PROMPT), greedy(max_tokens=50))
+    client.step()
+    with pytest.raises(ValueError, match="1 requests"):
+        release_kv_cache_memory(client.engine)

@@ -209,7 +209,7 @@ class FakeBackend:
         prompts = [(each.request_id, each.prompt) for each in wanted]
         admitted = self._admission.admit_all(prompts, params, priority, grammar)
         for (request_id, prompt, deliver), requests in zip(wanted, admitted, strict=True):
-            self._processor.add(request_id, requests[0].params, requests[0].prompt_ids, prompt.text)
+            self._processor.add(request_id, requests[0].params, requests[0].prompt_ids, prompt)
             self.submitted.append(Submitted(request_id, prompt, params, priority, grammar))
             self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 

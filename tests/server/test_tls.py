@@ -161,6 +161,7 @@ async def test_a_session_from_before_admits_nobody(files: Files, version: ssl.TL
     [
         ({"ssl_ca_certs": "x"}, "belong together.* give both or neither"),
         ({"ssl_cert_reqs": "2"}, "belong together"),
+        ({"ssl_certfile": None, "ssl_keyfile": None, "ssl_ciphers": "AES"}, "ssl_ciphers"),
         ({"ssl_cert_reqs": 3}, "ssl_cert_reqs must be one of 0, 1, 2"),
         ({"ssl_certfile": None, "ssl_keyfile": None}, "are about TLS; give ssl_certfile"),
     ],
@@ -168,6 +169,14 @@ async def test_a_session_from_before_admits_nobody(files: Files, version: ssl.TL
 def test_what_makes_no_sense_is_refused(files: Files, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ServerConfig(**files.settings(**changes))
+
+
+def test_ciphers_are_those_that_are_named(files: Files) -> None:
+    one = Certificates(ServerConfig(**files.settings(ssl_ciphers="ECDHE-RSA-AES128-GCM-SHA256"))).context
+    named = {each["name"] for each in one.get_ciphers() if each["protocol"] != "TLSv1.3"}
+    assert named == {"ECDHE-RSA-AES128-GCM-SHA256"}
+    with pytest.raises(ValueError, match="names no cipher that OpenSSL has"):
+        Certificates(ServerConfig(**files.settings(ssl_ciphers="nothing")))
 
 
 def test_authorities_that_cannot_be_read_are_said(files: Files) -> None:

@@ -102,6 +102,23 @@ FLAGS: Mapping[str, str] = {
     ),
     "--chat-template-content-format": "what the template takes is found by trying it; leave it out",
     "--response-role": "an answer is the assistant's; leave it out",
+    "--enable-prompt-tokens-details": "usage always has prompt_tokens_details; leave it out",
+    "--enable-request-id-headers": "answers always have the header X-Request-Id; leave it out",
+    "--enable-scale-out": "the routes render, derender and /inference/v1/generate are always there; leave it out",
+    "--enable-flash-late-interaction": "the platform chooses how late interaction is computed; leave it out",
+    "--trust-request-mm-kwargs": "requests may have mm_processor_kwargs and media_io_kwargs; leave it out",
+    **dict.fromkeys(
+        ("--cohere-format", "--cohere-is-reasoning-model"), "/cohere/v2/chat is not there; use /v1/chat/completions"
+    ),
+    **dict.fromkeys(
+        (
+            "--data-parallel-supervisor-port",
+            "--dp-supervisor-probe-interval-s",
+            "--dp-supervisor-probe-timeout-s",
+            "--dp-supervisor-probe-failure-threshold",
+        ),
+        "`quintet route` probes several servers, and answers /health for all; leave it out",
+    ),
     "--grpc-port": "there is no gRPC server; use HTTP",
     "--multi-step-stream-outputs": "one step is scheduled at a time; leave it out",
     "--disable-frontend-multiprocessing": "the engine has a process of its own; leave it out",
@@ -127,6 +144,23 @@ COMMANDS: Mapping[str, str] = {
     ),
 }
 
+_NOT_SCALED = "engines are not added while a server runs; start another server, and put `quintet route` before both"
+_DECISIONS = "use /v1/chat/completions with response_format, or /classify and /generative_scoring for scores of labels"
+
+# paths of a server
+ROUTES: Mapping[str, str] = {
+    **dict.fromkeys(("/scale_elastic_ep", "/is_scaling_elastic_ep"), _NOT_SCALED),
+    **dict.fromkeys(
+        ("/fault_tolerance/apply", "/fault_tolerance/status"),
+        "a server whose engine fails ends, and is started again; GET /health says what failed",
+    ),
+    "/kv_event_sources": "subscribe to the address of --kv-events-config.endpoint",
+    **dict.fromkeys(("/v1/decisions", "/v1/systemone"), _DECISIONS),
+    **dict.fromkeys(
+        ("/cohere/v2/chat", "/cohere/v2/chat/render"), "use /v1/chat/completions; of Cohere's API there is /v2/embed"
+    ),
+}
+
 # of LLM and AsyncLLM
 METHODS: Mapping[str, str] = {
     "set_tokenizer": "use the engine argument tokenizer",
@@ -137,6 +171,13 @@ METHODS: Mapping[str, str] = {
     "model_config": "use config",
     "vllm_config": "use config",
     "do_log_stats": "use get_metrics()",
+    "get_status": "use is_running and get_stats()",
+    "should_keep_api_server_alive": "use is_running",
+    "get_kv_event_sources": "subscribe to config.kv_events_config.endpoint",
+    "handle_fault": "an engine that failed has ended; make a new one",
+    **dict.fromkeys(("checkpoint_prepare", "checkpoint_restore"), "use sleep(level=1) and wake_up()"),
+    **dict.fromkeys(("scale_elastic_ep", "get_external_elastic_ep_status"), "make a new AsyncLLM with other sizes"),
+    "notify_kv_transfer_request_rejected": "pages that no engine asks for are freed after a time; leave it out",
     "check_health": "every call says so where the engine has ended",
     "get_vllm_config": "use config",
     "get_model_config": "use config",
@@ -144,6 +185,7 @@ METHODS: Mapping[str, str] = {
 
 # of the module quintet
 NAMES: Mapping[str, str] = {
+    "initialize_ray_cluster": "set distributed_executor_backend='ray', which joins or starts a cluster",
     "GuidedDecodingParams": "use StructuredOutputsParams",
 }
 
@@ -178,6 +220,9 @@ PARAMETERS: Mapping[str, str] = {
     "skip_reading_prefix_cache": "give the prompt a cache_salt of its own, which finds nothing there",
     "skip_clone": "parameters are never changed; leave it out",
     "watermarking": "texts are not marked; leave it out",
+    "output_text_buffer_length": "it follows from stop; leave it out",
+    "extra_kwargs": "poolers take no arguments of a request; leave it out",
+    "requires_token_ids": "token ids are always there; leave it out",
     "response_format": "use structured_outputs",
     "max_new_tokens": "use max_tokens",
     "max_length": "use max_tokens, which does not count the prompt",

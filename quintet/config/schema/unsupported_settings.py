@@ -258,4 +258,55 @@ UNSUPPORTED: Mapping[str, str] = {
     "skip_mm_profiling": "encoders' memory is computed, and not measured; leave it out",
     "tokens_only": "use skip_tokenizer_init=True",
     "weight_transfer_config": "init_weight_transfer_engine() takes what it names; leave it out",
+    **dict.fromkeys(
+        ("additional_config", "aux_output_config"), "no platform or plug-in reads such a setting here; leave it out"
+    ),
+    "allow_deprecated_quantization": "no form of quantized weights is deprecated; leave it out",
+    "quantization_config": "use quantization, quantization_group_size, or a checkpoint that is quantized already",
+    "kv_cache_dtype_skip_layers": "all layers have one kv_cache_dtype; leave it out, or use kv_cache_dtype='auto'",
+    "cpu_distributed_timeout_seconds": "ranks find one another as multi_node settings say; leave it out",
+    "diffusion_config": "models generate token by token; leave it out",
+    "engram_config": "embeddings of n-grams are placed as the model's code has them; leave it out",
+    "ec_manager_config": "use ec_transfer_config",
+    "enable_ep_weight_filter": "each rank reads its own part of the weights; leave it out",
+    "enable_shm_tensor_arena": "ranks take media by the way that the platform has; leave it out",
+    "fail_on_environ_validation": "an unknown QUINTET_ variable is always refused; leave it out",
+    "interleave_mm_strings": "media stand where the conversation has them; leave it out",
+    "kv_sharing_fast_prefill": "layers that share a cache compute all tokens of a prompt; leave it out",
+    **dict.fromkeys(
+        ("enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
+        "the form of an adapter is read from its tensors; leave it out",
+    ),
+    "max_lora_cls_labels": "adapters do not change the classification head; leave it out",
+    "model_class_overrides": "use ModelRegistry.register_model, or a plug-in of quintet.models",
+    "model_weights": "give the folder or the hub id as model; leave it out",
+    **dict.fromkeys(("numa_bind_cpus", "numa_bind_nodes"), "set QUINTET_CPU_BIND, or start it under numactl"),
+    **dict.fromkeys(
+        (
+            "long_prefill_token_threshold_adaptive",
+            "prefill_schedule_interval",
+            "scheduler_reserve_full_isl",
+            "watermark",
+        ),
+        "the scheduler has no such rule; leave it out, and use max_num_batched_tokens or max_num_seqs",
+    ),
+    **dict.fromkeys(
+        ("prefix_cache_retention_interval", "prefix_match_unit", "swa_bounded_replay"),
+        "the prefix cache keeps and finds whole pages of page_size tokens; leave it out",
+    ),
+    "return_sampling_mask": "use logprobs, which are -inf for tokens that may not be drawn with "
+    "logprobs_mode='processed_logprobs'",
+    **dict.fromkeys(
+        ("safetensors_prefetch_block_size", "safetensors_prefetch_num_threads"),
+        "files are mapped, and read ahead by the system; leave it out",
+    ),
+    **dict.fromkeys(
+        ("enable_cumem_allocator", "sleep_mode_offload_cudagraph", "sleep_preserve_parameter_names"),
+        "the platform chooses what sleeps and how; leave it out, and use sleep(level=1) to keep all weights",
+    ),
+    **dict.fromkeys(
+        ("video_pruning_method", "video_pruning_rate"),
+        "all tokens of a video are computed; leave it out, and take fewer frames (media_io_kwargs)",
+    ),
+    "watermark_config": "texts are not marked; leave it out",
 }

@@ -37,6 +37,7 @@ _TOKEN_SECONDS = (
 )
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN_SECONDS)
 TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
+PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
@@ -56,6 +57,7 @@ class RequestStats:
         self.computed_tokens = HistogramSeries(TOKENS)
         self.generation_tokens = HistogramSeries(TOKENS)
         self.max_tokens_generated = HistogramSeries(TOKENS)
+        self.preemptions = HistogramSeries(PREEMPTIONS)
         self.params_n = HistogramSeries(COMPLETIONS)
         self.params_max_tokens = HistogramSeries(TOKENS)
         self.failed = CounterSeries()
@@ -83,6 +85,7 @@ class RequestStats:
         yield "vllm:request_prefill_kv_computed_tokens", self.computed_tokens
         yield "vllm:request_generation_tokens", self.generation_tokens
         yield "vllm:request_max_num_generation_tokens", self.max_tokens_generated
+        yield "vllm:request_num_preemptions", self.preemptions
         yield "vllm:request_params_n", self.params_n
         yield "vllm:request_params_max_tokens", self.params_max_tokens
 
@@ -145,6 +148,7 @@ class RequestTimer:
         seen.prompt_tokens.observe(output.metrics.num_prompt_tokens)
         seen.computed_tokens.observe(output.metrics.num_prompt_tokens - output.metrics.num_cached_tokens)
         seen.max_tokens_generated.observe(max(self.counts))
+        seen.preemptions.observe(output.metrics.num_preemptions)
         seen.params_n.observe(self.params.n)
         if self.params.max_tokens is not None:
             seen.params_max_tokens.observe(self.params.max_tokens)

@@ -128,6 +128,7 @@ class Controls:
             orders.EndRequestsCommand: self._end_requests,
             orders.RecomputeCommand: lambda order: self._engine.recompute(),
             orders.InitTransferCommand: self._open,
+            orders.CloseTransferCommand: lambda order: self.close(),
             orders.StartUpdateCommand: lambda order: self._start(order.draft),
             orders.ReceiveWeightsCommand: self._receive,
             orders.CheckUpdateCommand: lambda order: self._check(order.partial),

@@ -45,6 +45,10 @@ class InitTransferCommand(msgspec.Struct, tag=True, array_like=True):
     info: dict[str, Any]
 
 
+class CloseTransferCommand(msgspec.Struct, tag=True, array_like=True):
+    """Closes the way by which tensors come."""
+
+
 class StartUpdateCommand(msgspec.Struct, tag=True, array_like=True):
     draft: bool = False  # of the draft model (or head) alone
 
@@ -90,6 +94,7 @@ WeightOrder = (
     | EndRequestsCommand
     | RecomputeCommand
     | InitTransferCommand
+    | CloseTransferCommand
     | StartUpdateCommand
     | ReceiveWeightsCommand
     | CheckUpdateCommand

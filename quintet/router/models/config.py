@@ -5,7 +5,8 @@ from typing import Any
 
 from quintet.common.value_parsers import Parse, count, integer, optional, text
 from quintet.config import EngineConfig, normalize_fields, option
-from quintet.server.config import ServerConfig, seconds
+from quintet.server.config import ServerConfig
+from quintet.server.setting_parsers import seconds
 
 NEVER = -1.0  # keep_alive of a model that is not unloaded for being idle
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from quintet.server.config import ServerConfig
 from quintet.server.http import openapi
+from quintet.server.http.admin import docs_page, load, lora, page, profile, sleep, tokenizer_info, training, workers
 from quintet.server.http.admin import health as alive
-from quintet.server.http.admin import load, lora, page, profile, sleep, tokenizer_info, training, workers
 from quintet.server.http.admin import mcp_servers as tool_servers
 from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
@@ -44,6 +44,7 @@ from quintet.server.http.openai import chat, completions, generate, generative_s
 from quintet.server.http.pooling import cohere, scores
 from quintet.server.http.pooling import routes as pooling
 from quintet.server.http.responses.routes import router as responses
+from quintet.server.http.scale_out import derender, render
 from quintet.server.metrics import routes as metrics
 from quintet.server.metrics.http_metrics import HttpMetrics
 
@@ -81,6 +82,8 @@ def _add_routes(app: FastAPI, service: AppState) -> None:
     for module, asked in asked_for.items():
         if asked:
             app.include_router(module.router)
+    for module in (render, derender, docs_page):
+        app.include_router(module.router)
     app.include_router(audio)
     app.include_router(realtime.router)
     app.include_router(responses)
@@ -102,7 +105,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
     app.add_middleware(LocalNames, settings=settings)
-    app.add_middleware(Failures)
+    app.add_middleware(Failures, log_stack=settings.log_error_stack)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],

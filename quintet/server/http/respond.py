@@ -31,13 +31,15 @@ class AnswerHead:
     id: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
 
     @classmethod
     def for_answer(cls, service: AppState, answer_id: str, model: str | None) -> "AnswerHead":
         """`model` is the name that was asked for."""
-        backend = service.backend
-        mark = fingerprint(backend.model_info, backend.stats())
+        backend, settings = service.backend, service.settings
+        mark: str | None = settings.fingerprint_value
+        if settings.fingerprint_mode in ("full", "hash"):
+            mark = fingerprint(backend.model_info, backend.stats() if settings.fingerprint_mode == "full" else None)
         return cls(answer_id, int(time.time()), model or service.model_names[0], mark)
 
     def fields(self) -> dict[str, Any]:
@@ -136,7 +138,7 @@ async def stream_response(
     except BaseException:
         call.close()
         raise
-    return EventStream(call, events(call), failure)
+    return EventStream(call, events(call), failure, service.settings.sse_keep_alive_interval)
 
 
 async def while_connected(http: HttpRequest, work: Awaitable[Result]) -> Result:

@@ -1,5 +1,6 @@
 """Server-sent events: a response that is written while its call runs. Source: WHATWG HTML, "Server-sent events"."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,6 +15,7 @@ from quintet.server.http.errors import ApiError, ClientGone, as_api_error, opena
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 
 encode = msgspec.json.Encoder().encode
 
@@ -29,17 +31,41 @@ def openai_failure(error: ApiError) -> bytes:
     return event(openai_shape(error)) + DONE
 
 
+async def with_comments(events: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    """Yields the events, and a comment after each stretch of so many seconds without one. One task awaits the next
+    event throughout: a timeout must not cancel it."""
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=seconds)
+            if not done:
+                yield COMMENT
+                continue
+            if (chunk := coming.result()) is None:
+                return
+            yield chunk
+            coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
+
+
 class EventStream(Response):
     """Sends what `events` yields, then closes the call, however that ends. The call is open and has been peeked at."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, call: EngineCall, events: AsyncIterator[bytes], failure: Callable[[ApiError], bytes] = openai_failure
+        self,
+        call: EngineCall,
+        events: AsyncIterator[bytes],
+        failure: Callable[[ApiError], bytes] = openai_failure,
+        keep_alive: float = 0.0,
     ) -> None:
+        """`keep_alive`: seconds without an event after which a comment is sent; 0: never."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._call, self._events, self._failure = call, events, failure
+        self._call, self._failure = call, failure
+        self._events = with_comments(events, keep_alive) if keep_alive else events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

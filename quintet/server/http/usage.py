@@ -1,6 +1,8 @@
 """Name and token counts of one HTTP request, for the access log, metrics and the usage in answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -8,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from quintet.outputs import RequestOutput
+from quintet.server.config import ServerConfig
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER, is_valid_id, new_id
@@ -33,6 +36,16 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class RequestTimes(msgspec.Struct, kw_only=True):
+    """Times of a request; vLLM's names. None where they are not known."""
+
+    time_to_first_token_ms: float | None = None  # since its first step was planned
+    generation_time_ms: float | None = None  # from the first token to the last
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None  # between two tokens
+    tokens_per_second: float | None = None  # since its first step was planned
 
 
 @dataclass
@@ -75,6 +88,33 @@ class RequestUsage:
             completion_tokens=self.completion_tokens,
             prompt_tokens_details=CachedTokens(self.cached_tokens),
         )
+
+
+def wants_usage(settings: ServerConfig, options: Any) -> tuple[bool, bool]:
+    """Returns whether a stream ends with its usage, and whether each chunk has it. `options`: its stream_options."""
+    wanted = settings.enable_force_include_usage or (options is not None and bool(options.include_usage))
+    return wanted, wanted and options is not None and bool(options.continuous_usage_stats)
+
+
+def request_times(settings: ServerConfig, outputs: Sequence[RequestOutput], n: int) -> "RequestTimes | UnsetType":
+    """Returns the times of an answer with one output, if the server gives them."""
+    if not settings.enable_per_request_metrics:
+        return UNSET
+    if len(outputs) != 1 or n != 1:
+        return RequestTimes()
+    metrics = outputs[0].metrics
+    tokens, decode, inference = metrics.num_generation_tokens, metrics.decode_time, metrics.inference_time
+    return RequestTimes(
+        time_to_first_token_ms=_ms(metrics.prefill_time),
+        generation_time_ms=_ms(decode),
+        queue_time_ms=_ms(metrics.time_in_queue),
+        mean_itl_ms=None if decode is None or tokens < 2 else decode / (tokens - 1) * 1000,
+        tokens_per_second=tokens / inference if inference else None,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
 
 
 def usage_of(http: HTTPConnection) -> RequestUsage:

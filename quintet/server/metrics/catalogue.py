@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from quintet.engine.observability.request_stats import BETWEEN_TOKENS, COMPLETIONS, FIRST_TOKEN, LATENCY, TOKENS
+from quintet.engine.observability.request_stats import (
+    BETWEEN_TOKENS,
+    COMPLETIONS,
+    FIRST_TOKEN,
+    LATENCY,
+    PREEMPTIONS,
+    TOKENS,
+)
 from quintet.engine.observability.stats import STEP_BOUNDS
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -57,6 +64,10 @@ ENGINE_METRICS = (
     MetricInfo(
         "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute), found "
         "in the prefix cache (local_cache_hit) or loaded by a KV connector (external_kv_transfer).", ("source",),
+    ),
+    MetricInfo(
+        "vllm:prompt_tokens_cached_by_source_total", "counter", "Tokens of prompts that were found in the prefix cache "
+        "(device) or loaded by a KV connector (external_unspecified).", ("source",),
     ),
     MetricInfo("vllm:prompt_tokens_cached_total", "counter", "Tokens of prompts that did not have to be computed."),
     MetricInfo("vllm:generation_tokens_total", "counter", "Tokens that were drawn."),
@@ -165,6 +176,9 @@ API_METRICS = (
     MetricInfo(
         "vllm:request_max_num_generation_tokens", "histogram", "Tokens of a request's longest completion.",
         buckets=TOKENS,
+    ),
+    MetricInfo(
+        "vllm:request_num_preemptions", "histogram", "Times that a request gave its pages back.", buckets=PREEMPTIONS
     ),
     MetricInfo("vllm:request_params_n", "histogram", "Completions that a request asks for (n).", buckets=COMPLETIONS),
     MetricInfo(

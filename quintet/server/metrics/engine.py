@@ -51,6 +51,9 @@ def _labelled_rows(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     yield MetricSample("vllm:prompt_tokens_by_source_total", ("local_compute",), [steps.num_prompt_tokens])
     yield MetricSample("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [queues.prefix_hits])
     yield MetricSample("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [queues.external_hits])
+    cached = {"device": queues.prefix_hits, "external_unspecified": queues.external_hits}
+    for source, tokens in cached.items():
+        yield MetricSample("vllm:prompt_tokens_cached_by_source_total", (source,), [tokens])
     for place, count in enumerate(stats.spec_decode.accepted_at):
         yield MetricSample("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
     yield MetricSample("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])

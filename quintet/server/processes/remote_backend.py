@@ -137,8 +137,7 @@ class RemoteBackend:
         added: list[str] = []
         try:
             for (request_id, prompt, deliver), (first, *_) in zip(wanted, admitted, strict=True):
-                ids, embeds = first.prompt_ids, bool(prompt.embeds)
-                self._processor.add(request_id, params, ids, prompt.text, first.arrival, embeds)
+                self._processor.add(request_id, params, first.prompt_ids, prompt, first.arrival)
                 added.append(request_id)
                 self._deliver[request_id] = deliver
             shares = self._engines.shares(admitted, added)

@@ -95,3 +95,28 @@ def test_beam_search_equals_transformers() -> None:
     best = llm.beam_search("One day, a", BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True))[0].sequences
     assert len(best) == 3 and best[0].tokens == wanted[0].tolist()
     assert [beam.cum_logprob for beam in best] == sorted((beam.cum_logprob for beam in best), reverse=True)
+
+
+def test_beam_search_among_some_tokens_equals_transformers() -> None:
+    llm, (tokenizer, model) = bundled("float32"), reference()
+    ids = tokenizer("One day, a", return_tensors="pt").input_ids
+    free = llm.beam_search("One day, a", BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True))[0].sequences
+    allowed = sorted({*range(300, 420)} - set(free[0].tokens))
+    wanted = model.generate(
+        ids, num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=None,
+        prefix_allowed_tokens_fn=lambda batch, given: allowed,
+    )  # fmt: skip
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True, allowed_token_ids=allowed)
+    best = llm.beam_search("One day, a", params)[0].sequences
+    assert best[0].tokens == wanted[0].tolist() and set(best[0].tokens[ids.shape[1] :]) <= set(allowed)
+
+
+def test_special_tokens_show_in_beams_if_they_are_wanted() -> None:
+    llm, (tokenizer, _) = bundled("float32"), reference()
+    special = tokenizer.convert_tokens_to_ids(tokenizer.all_special_tokens)[-1]
+    for skip in (True, False):
+        params = BeamSearchParams(
+            beam_width=1, max_tokens=2, ignore_eos=True, allowed_token_ids=[special], skip_special_tokens=skip
+        )
+        text = llm.beam_search("One day, a", params)[0].sequences[0].text
+        assert (tokenizer.convert_ids_to_tokens(special) in (text or "")) != skip

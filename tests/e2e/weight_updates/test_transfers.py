@@ -99,6 +99,10 @@ def test_a_trainer_that_dies_leaves_a_paused_engine_that_says_so() -> None:
             answers(llm)
         llm.update_weights(tensors_of(new))
         assert answers(llm) == answers(fresh)
+        llm.shutdown_weight_transfer_engine()
+        llm.start_weight_update()
+        with pytest.raises(ValueError, match=r"call init_weight_transfer_engine\(\) first"):
+            llm.update_weights({"update_info": {}})
 
 
 def test_a_trainer_with_another_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

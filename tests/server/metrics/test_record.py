@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from quintet.chat.prompts import Prompt
+from quintet.engine.observability.request_stats import RequestStats, RequestTimer
+from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.config import ServerConfig
 from quintet.server.http.app_state import AppState
@@ -61,6 +63,8 @@ async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
     assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (7, 43)
     assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (3, 7)
     assert found["vllm:request_params_max_tokens_sum"] == 7 + 7 + 1
+    preemptions = "vllm:request_num_preemptions"
+    assert (found[f"{preemptions}_count"], found[f"{preemptions}_sum"]) == (3, 0)
     longest = "vllm:request_max_num_generation_tokens"
     assert (found[f"{longest}_count"], found[f"{longest}_sum"]) == (3, 7 + 7 + 1)
     assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 20
@@ -185,6 +189,8 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: App
     assert found["vllm:prompt_tokens_by_source_total{source=local_compute}"] == 100
     assert found["vllm:prompt_tokens_by_source_total{source=local_cache_hit}"] == 40
     assert found["vllm:prompt_tokens_by_source_total{source=external_kv_transfer}"] == 16
+    assert found["vllm:prompt_tokens_cached_by_source_total{source=device}"] == 40
+    assert found["vllm:prompt_tokens_cached_by_source_total{source=external_unspecified}"] == 16
     outside = [found[f"vllm:external_prefix_cache_{what}_total"] for what in ("queries", "hits")]
     assert outside == [90, 16]
     kept = [found[f"quintet:kv_pages_{what}_total"] for what in ("stored", "loaded", "failed")]
@@ -233,3 +239,11 @@ async def test_a_dead_engine_is_down(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.dead = "it is gone"
     assert (await counts(service))["quintet:engine_up"] == 0
+
+
+def test_preemptions_of_a_request_are_in_its_histogram() -> None:
+    stats = RequestStats()
+    metrics = RequestMetrics(0.0, num_preemptions=2)
+    done = CompletionOutput(0, "", [1], finish_reason="stop")
+    RequestTimer(stats, SamplingParams()).record(RequestOutput("a", None, [1], None, [done], True, metrics=metrics))
+    assert (stats.preemptions.sum, sum(stats.preemptions.counts)) == (2, 1)

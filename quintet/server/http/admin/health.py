@@ -1,4 +1,4 @@
-"""GET /live, /health, /ready, /ping and /version, and POST /reset_prefix_cache: for who keeps the server running."""
+"""GET /live, /health, /ready, /readyz, /ping and /version, and POST routes that empty caches: for operators."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -30,6 +30,7 @@ async def health(http: HttpRequest) -> Response:
 
 
 @router.get("/ready")
+@router.get("/readyz")
 @documents_route(answer=Sign)
 async def ready(http: HttpRequest) -> Response:
     """Checks that the engine takes requests; else 503 and the reason."""
@@ -52,9 +53,11 @@ async def version() -> Response:
 
 
 @router.post("/reset_prefix_cache")
+@router.post("/reset_mm_cache")
+@router.post("/reset_encoder_cache")
 @documents_route(answer=Sign)
 async def reset_prefix_cache(http: HttpRequest) -> Response:
-    """Empties the prefix cache; running requests continue."""
+    """Empties the prefix cache, and what was computed of images, video and audio; running requests continue."""
     service = app_state_of(http)
     service.check_ready()
     await service.backend.reset_prefix_cache()

@@ -1,4 +1,4 @@
-"""POST /sleep and /wake_up, GET /is_sleeping, with --enable-sleep-mode: frees device memory for other programs."""
+"""Routes of sleep, with --enable-sleep-mode: they free device memory for other programs."""
 
 from typing import Annotated
 
@@ -43,6 +43,19 @@ async def wake_up(http: HttpRequest, tags: Tags = None) -> Response:
     except EngineRefusal as error:
         raise ApiError(503, f"the engine is still asleep: {error}", code="asleep") from None
     return json_response(Sign("awake"))
+
+
+@router.post("/release_kv_cache_memory")
+@documents_route(answer=Sign)
+async def release_kv_cache_memory(http: HttpRequest) -> Response:
+    """Gives the memory of the KV cache back, and keeps the weights; /wake_up with the tag kv_cache takes it again."""
+    backend = app_state_of(http).backend
+    try:
+        await backend.sleep(1)
+        await backend.wake_up(["weights"])
+    except EngineRefusal as error:
+        raise ApiError(400, str(error), code="cannot_sleep") from None
+    return json_response(Sign("released"))
 
 
 @router.get("/is_sleeping")

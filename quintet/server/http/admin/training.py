@@ -131,6 +131,14 @@ async def init_weight_transfer_engine(http: HttpRequest) -> Response:
     return json_response(Message("Weight transfer initialized"))
 
 
+@router.post("/shutdown_weight_transfer_engine")
+@documents_route(answer=Message, conflict=True)
+async def shutdown_weight_transfer_engine(http: HttpRequest) -> Response:
+    """Closes the way by which tensors come; without one it does nothing."""
+    await run_order(http, orders.CloseTransferCommand())
+    return json_response(Message("Weight transfer shut down"))
+
+
 @router.post("/start_weight_update")
 @documents_route(answer=Message, conflict=True)
 async def start_weight_update(http: HttpRequest) -> Response:

@@ -8,10 +8,11 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.chat.lazy_template import template_variables
 from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputParser
-from quintet.chat.prepare import ChatInput, FieldNames, prepare, render
-from quintet.chat.reasoning_effort import read_thinking
+from quintet.chat.prepare import ChatInput, FieldNames, PreparedChat, prepare, render
+from quintet.chat.reasoning_effort import SWITCHES, ReasoningSettings, read_thinking
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
@@ -25,7 +26,7 @@ from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
-from quintet.server.http.inputs.prompts import run_in_thread
+from quintet.server.http.inputs.prompts import need_tokenizer, run_in_thread
 from quintet.server.http.inputs.response_format import read_format
 from quintet.server.http.inputs.sampling_params import checked_params
 from quintet.server.http.middleware.access import error_response
@@ -69,9 +70,7 @@ async def create_message(http: HttpRequest) -> Response:
     check_body(body)
     await service.choose_model(http, body.model)
     service.check_ready()
-    chat = await _chat(service, body, _params(service, body), body.cache_salt)
-    check_tools(service, chat.tool_choice)
-    prepared = await prepare(chat, chat_model(service))
+    prepared = await prepare_message(service, body)
     asks = [PromptRequest.of(prepared, body.priority)]
     tally = usage_of(http)
     tally.count_prompts(asks)
@@ -112,11 +111,18 @@ async def count_tokens(http: HttpRequest) -> Response:
     return json_response(TokenCount(len(prompt.token_ids)))
 
 
+async def prepare_message(service: AppState, body: CreateMessage) -> PreparedChat:
+    """Returns the conversation of a checked request, ready for the engine."""
+    chat = await _chat(service, body, _params(service, body), body.cache_salt)
+    check_tools(service, chat.tool_choice)
+    return await prepare(chat, chat_model(service))
+
+
 async def _chat(
     service: AppState, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
 ) -> ChatInput:
     """Returns the chat; without params, for its prompt alone."""
-    tool_choice, thinking = read_tools(body), read_thinking(body.thinking, "thinking")
+    tool_choice, thinking = read_tools(body), _thinking(service, body)
     output, form = body.output_config or {}, "output_config.format"
     wanted = output.get("format")
     if body.output_config is None:
@@ -131,11 +137,22 @@ async def _chat(
         options=ChatOptions(tools=tools, continue_final_message=conversation.has_prefill),
         tool_choice=tool_choice,
         parallel_tool_calls=parallel(body),
-        thinking=thinking._replace(effort=output.get("effort")),
+        thinking=thinking._replace(effort=output.get("effort") or thinking.effort),
         cache_salt=cache_salt,
         size=body.size,
         names=FieldNames(format=form, remedy="shorten it"),
     )
+
+
+def _thinking(service: AppState, body: MessageBody) -> ReasoningSettings:
+    """Returns the settings of reasoning; of disabled thinking, as --anthropic-disabled-thinking-effort has it."""
+    thinking, mode = read_thinking(body.thinking, "thinking"), service.settings.anthropic_disabled_thinking_effort
+    if thinking.enabled is not False or mode == "none":
+        return thinking
+    known = template_variables(str(service.chat_template or need_tokenizer(service).templates))
+    if mode == "auto" and not known.isdisjoint(SWITCHES):
+        return thinking
+    return thinking._replace(enabled=None, effort="low")
 
 
 def _params(service: AppState, body: CreateMessage) -> SamplingParams:

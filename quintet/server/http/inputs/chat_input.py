@@ -24,6 +24,8 @@ def chat_model(service: AppState) -> ChatModel:
         reasoning=service.reasoning_markers,
         chat_template=service.chat_template,
         chat_template_kwargs=service.settings.default_chat_template_kwargs or {},
+        reasoning_effort_map=service.settings.reasoning_effort_map or {},
+        tool_strict_level=service.settings.tool_strict_level,
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
         worker=functools.partial(run_in_thread, service),

@@ -107,6 +107,10 @@ class Failures(HttpMiddleware):
 
     scopes = (HTTP, WEBSOCKET)
 
+    def __init__(self, app: ASGIApp, log_stack: bool = False) -> None:
+        super().__init__(app)
+        self._log_stack = log_stack
+
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
@@ -122,7 +126,10 @@ class Failures(HttpMiddleware):
                 await Response(status_code=_CLIENT_GONE)(scope, receive, send)
         except Exception as error:
             failure = as_api_error(error)
-            if failure.status == 500 and not isinstance(error, ApiError):
+            if self._log_stack:
+                request_id = usage_of(HTTPConnection(scope)).request_id
+                logger.error("request %s is answered with %d", request_id, failure.status, exc_info=True)
+            elif failure.status == 500 and not isinstance(error, ApiError):
                 logger.exception("request %s failed", usage_of(HTTPConnection(scope)).request_id)
             elif not isinstance(error, ApiError):  # the caller's fault, as far as we know
                 logger.debug("request %s was refused", usage_of(HTTPConnection(scope)).request_id, exc_info=True)

@@ -14,13 +14,14 @@ from quintet.server.hosts import AllowedHosts, is_loopback
 from quintet.server.http.errors import ApiError
 from quintet.server.http.middleware.base import HTTP, WEBSOCKET, HttpMiddleware, route_path
 
-PUBLIC_PATHS = ("/live", "/health", "/ping", "/ready")
+PUBLIC_PATHS = ("/live", "/health", "/ping", "/ready", "/readyz")
 # routes that change the engine for all clients
 ADMIN_PATHS = (
-    "/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
-    "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version",
-    "/abort_requests", "/weight_checker", "/collective_rpc",
+    "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/sleep", "/wake_up",
+    "/release_kv_cache_memory", "/shutdown_weight_transfer_engine", "/start_profile", "/stop_profile",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/init_weight_transfer_engine",
+    "/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update",
+    "/update_weight_version", "/abort_requests", "/weight_checker", "/collective_rpc",
 )  # fmt: skip
 _READ_METHODS = ("GET", "HEAD")
 OWNER_HEADER = "x-quintet-owner"  # a router's name for its caller; in an answer: the server separates owners by it

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from starlette.types import Receive, Scope, Send
 
 from quintet.common.distribution import install_hint
+from quintet.config.schema.unsupported import ROUTES
 from quintet.server.http.middleware.base import HttpMiddleware, route_path
 from quintet.server.http.middleware.slow_clients import REALTIME
 
@@ -14,6 +15,7 @@ _FLAGS = {
     "/sleep": "--enable-sleep-mode",
     "/wake_up": "--enable-sleep-mode",
     "/is_sleeping": "--enable-sleep-mode",
+    "/release_kv_cache_memory": "--enable-sleep-mode",
     "/start_profile": "--profiler-config",
     "/stop_profile": "--profiler-config",
     "/load": "--enable-server-load-tracking",
@@ -40,6 +42,8 @@ def path_suggestion(path: str, known: Iterable[str]) -> str:
     """Returns a remedy for an unknown path. `known`: templates of all routes."""
     if path in _FLAGS:
         return f"start the server with {_FLAGS[path]}"
+    if path in ROUTES:
+        return ROUTES[path]
     if path == REALTIME:
         return f"open a WebSocket there; the server speaks those with {install_hint('audio')}"
     there = set(known)

@@ -38,7 +38,7 @@ from quintet.server.http.openai.messages import deltas_of, message_of, parse_all
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, read_response, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, Usage, set_request_name, usage_of
+from quintet.server.http.usage import RequestUsage, Usage, request_times, set_request_name, usage_of, wants_usage
 
 router = APIRouter()
 
@@ -57,12 +57,12 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     set_request_name(http, body.request_id)
     await service.choose_model(http, body.model)
     service.check_ready()
-    prepared = await prepare(_chat_input(service, body), chat_model(service))
+    prepared = await prepare(chat_input(service, body), chat_model(service))
     beams = beam_params(service, body, prepared.params)
     asks = [PromptRequest.of(prepared, body.priority)]
     tally = usage_of(http)
     tally.count_prompts(asks)
-    answer = _ChatAnswer(service, body, prepared, tally)
+    answer = ChatAnswer(service, body, prepared, tally)
     if beams is not None:
         return await beam_response(service, http, asks, beams, answer.completion)
     if body.stream:
@@ -91,12 +91,12 @@ async def create_chat_completions(http: HttpRequest) -> Response:
         raise invalid_field("n", "must be 1 for several conversations: each has one choice")
     prepared = []
     for number, each in enumerate(chats):
-        chat = _chat_input(service, body.model_copy(update={"messages": each}), f"messages.{number}")
+        chat = chat_input(service, body.model_copy(update={"messages": each}), f"messages.{number}")
         prepared.append(await prepare(chat, chat_model(service)))
     asks = [PromptRequest.of(each, body.priority) for each in prepared]
     tally = usage_of(http)
     tally.count_prompts(asks)
-    writers = [_ChatAnswer(service, body, each, tally) for each in prepared]
+    writers = [ChatAnswer(service, body, each, tally) for each in prepared]
 
     async def read(call: EngineCall) -> ChatCompletion:
         outputs = await call.run_between(answers(call, asks))
@@ -123,7 +123,8 @@ def _params(service: AppState, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
-def _chat_input(service: AppState, body: ChatRequest, messages: str = "messages") -> ChatInput:
+def chat_input(service: AppState, body: ChatRequest, messages: str = "messages") -> ChatInput:
+    """Returns the conversation of a checked request, with its sampling params."""
     params = _params(service, body)
     params.structured_outputs, form = format_of_body(body)
     tool_choice = read_tools(body.tools, body.tool_choice)
@@ -146,18 +147,22 @@ def _chat_input(service: AppState, body: ChatRequest, messages: str = "messages"
     )
 
 
-class _ChatAnswer:
+class ChatAnswer:
     """Builds the answer to one request, whole or in chunks."""
 
-    def __init__(self, service: AppState, body: ChatRequest, prepared: PreparedChat, tally: RequestUsage) -> None:
+    def __init__(
+        self, service: AppState, body: ChatRequest, prepared: PreparedChat, tally: RequestUsage, answer_id: str = ""
+    ) -> None:
         params, listening = prepared.params, prepared.output_format
         self._body, self._n, self._tally = body, params.n, tally
-        self._listening, self._turns = listening, service.cooperative
+        self._listening, self._turns, self._settings = listening, service.cooperative, service.settings
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
         self._blank = "" if listening.tool is None else UNSET
         self._output_parsers = [OutputParser(listening, whole=not body.stream) for _ in range(params.n)]
-        self._head = AnswerHead.for_answer(service, f"chatcmpl-{tally.request_id}", body.model).fields()
-        by_id = bool(body.return_tokens_as_token_ids)
+        answer_id = answer_id or f"chatcmpl-{tally.request_id}"
+        self.head = AnswerHead.for_answer(service, answer_id, body.model).fields()
+        given = body.return_tokens_as_token_ids
+        by_id = service.settings.return_tokens_as_token_ids if given is None else given
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
 
     async def completion(self, outputs: Sequence[RequestOutput], number: int = 0) -> ChatCompletion:
@@ -165,7 +170,8 @@ class _ChatAnswer:
         [output] = outputs
         self._tally.count_output(number, output)
         choices = [await self._choice(each) for each in output.outputs]
-        answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
+        times = request_times(self._settings, outputs, self._n)
+        answer = ChatCompletion(choices=choices, usage=self._usage(), metrics=times, **self.head)
         if self._body.return_token_ids:
             answer.prompt_token_ids = output.prompt_token_ids
         if self._body.return_prompt_text:
@@ -207,10 +213,8 @@ class _ChatAnswer:
         return self._tally.usage(self.num_reasoning_tokens)
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
-        options = self._body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        steady = options is not None and bool(options.continuous_usage_stats)
-        chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self._head)
+        usage, steady = wants_usage(self._settings, self._body.stream_options)
+        chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self.head)
         if self._body.return_token_ids:
             chunk.prompt_token_ids = call.requests[0].prompt.token_ids
         if self._body.return_prompt_text:
@@ -221,24 +225,27 @@ class _ChatAnswer:
                 chunk.usage = self._usage()
             yield event(chunk)
         chunk.prompt_token_ids = chunk.prompt_text = UNSET
+        last: list[RequestOutput] = []
         async for number, output in call:
+            last = [output]
             self._tally.count_output(number, output)
             for each in output.outputs:
                 self._output_parsers[each.index].count(each.token_ids)
             if steady:
                 chunk.usage = self._usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
-                parts = await self._parts(each)
+                parts = await self.parts(each)
                 for part in parts:
                     chunk.choices = [part]
                     ended = each.finish_reason and part is parts[-1]
                     chunk.kv_transfer_params = (ended and output.kv_transfer_params) or UNSET
                     yield event(chunk)
         if usage:
-            yield event(ChatChunk(choices=[], usage=self._usage(), **self._head))
+            times = request_times(self._settings, last, self._n)
+            yield event(ChatChunk(choices=[], usage=self._usage(), metrics=times, **self.head))
         yield DONE
 
-    async def _parts(self, each: CompletionOutput) -> list[ChatChunkChoice]:
+    async def parts(self, each: CompletionOutput) -> list[ChatChunkChoice]:
         """One for each change between reasoning, content and calls; tokens are in the first, the end in the last."""
         speech, deltas = self._output_parsers[each.index], [Delta(content=each.text)]
         if not self._listening.plain:

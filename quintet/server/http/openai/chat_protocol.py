@@ -11,7 +11,7 @@ from quintet.chat.tool_choice import MAX_TOOLS
 from quintet.outputs import Logprob
 from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.sampling_protocol import UNSUPPORTED_FIELDS, SamplingBody
-from quintet.server.http.usage import Usage
+from quintet.server.http.usage import RequestTimes, Usage
 
 MAX_DOCUMENTS = 1024
 
@@ -224,7 +224,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str
+    metrics: RequestTimes | UnsetType = UNSET
+    system_fingerprint: str | None
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType = UNSET
@@ -260,8 +261,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage | None | UnsetType = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -29,7 +29,7 @@ from quintet.server.http.openai.logprobs import LogprobsWriter, Offsets, ScoredT
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, set_request_name, usage_of
+from quintet.server.http.usage import RequestTimes, RequestUsage, request_times, set_request_name, usage_of, wants_usage
 
 router = APIRouter()
 
@@ -43,15 +43,12 @@ async def create_completion(http: HttpRequest) -> Response:
     set_request_name(http, body.request_id)
     await service.choose_model(http, body.model)
     service.check_ready()
-    params = _params(service, body)
+    params = completion_params(service, body)
     beams = beam_params(service, body, params)
-    params.structured_outputs, field = format_of_body(body)
-    grammar = await compiled_grammar(service.backend.grammar_checks, params.structured_outputs, field)
-    prompts = await completion_prompts(service, body, params)
-    asks = [PromptRequest(prompt, params, body.priority or 0, grammar) for prompt in prompts]
+    asks = await completion_requests(service, body, params)
     tally = usage_of(http)
     tally.count_prompts(asks)
-    answer = _CompletionAnswer(service, body, asks, tally)
+    answer = CompletionAnswer(service, body, asks, tally)
     if beams is not None:
         return await beam_response(service, http, asks, beams, answer.completion)
     if body.stream:
@@ -59,7 +56,18 @@ async def create_completion(http: HttpRequest) -> Response:
     return await whole_response(service, http, asks, answer.completion)
 
 
-def _params(service: AppState, body: CompletionRequest) -> SamplingParams:
+async def completion_requests(
+    service: AppState, body: CompletionRequest, params: SamplingParams
+) -> list[PromptRequest]:
+    """Returns a request for each prompt, with its structured output."""
+    params.structured_outputs, field = format_of_body(body)
+    grammar = await compiled_grammar(service.backend.grammar_checks, params.structured_outputs, field)
+    prompts = await completion_prompts(service, body, params)
+    return [PromptRequest(prompt, params, body.priority or 0, grammar) for prompt in prompts]
+
+
+def completion_params(service: AppState, body: CompletionRequest) -> SamplingParams:
+    """Returns the checked sampling params of a request."""
     check_stream(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid_field("best_of", f"must equal n ({body.n or 1}): every completion is given, none is left out")
@@ -82,7 +90,7 @@ def _params(service: AppState, body: CompletionRequest) -> SamplingParams:
 
 
 @dataclass
-class _ChoiceState:
+class ChoiceState:
     """One choice of a stream."""
 
     index: int
@@ -90,19 +98,24 @@ class _ChoiceState:
     started: bool = False
 
 
-class _CompletionAnswer:
+class CompletionAnswer:
     """Builds the answer to one request, whole or in chunks."""
 
     def __init__(
-        self, service: AppState, body: CompletionRequest, asks: Sequence[PromptRequest], tally: RequestUsage
+        self,
+        service: AppState,
+        body: CompletionRequest,
+        asks: Sequence[PromptRequest],
+        tally: RequestUsage,
+        answer_id: str = "",
     ) -> None:
         params = asks[0].params
         self._asks, self._body, self._n, self._tally = asks, body, params.n, tally
-        self._head = AnswerHead.for_answer(service, f"cmpl-{tally.request_id}", body.model).fields()
+        self._settings, given = service.settings, body.return_tokens_as_token_ids
+        self.head = AnswerHead.for_answer(service, answer_id or f"cmpl-{tally.request_id}", body.model).fields()
         self._tokenizer, self._skip = service.backend.tokenizer, params.skip_special_tokens
-        self._writer = LogprobsWriter(
-            self._tokenizer, service.cooperative, params, bool(body.return_tokens_as_token_ids)
-        )
+        by_id = service.settings.return_tokens_as_token_ids if given is None else given
+        self._writer = LogprobsWriter(self._tokenizer, service.cooperative, params, by_id)
         self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
 
     async def completion(self, outputs: Sequence[RequestOutput]) -> Completion:
@@ -112,32 +125,36 @@ class _CompletionAnswer:
             wanted = self._body.prompt_logprobs is not None
             scores = await self._writer.prompt_logprobs(output.prompt_logprobs or []) if wanted else UNSET
             for each in output.outputs:
-                line = _ChoiceState(number * self._n + each.index)
-                choices.append(await self._choice(line, number, output, each))
+                line = ChoiceState(number * self._n + each.index)
+                choices.append(await self.choice(line, number, output, each))
                 choices[-1].prompt_logprobs = scores
         pages = outputs[0].kv_transfer_params if len(outputs) == 1 else None
-        usage = self._tally.usage()
-        return Completion(choices=choices, usage=usage, kv_transfer_params=pages or UNSET, **self._head)
+        answer = Completion(choices=choices, usage=self._tally.usage(), **self.head)
+        answer.kv_transfer_params, answer.metrics = pages or UNSET, self._times(outputs)
+        return answer
+
+    def _times(self, outputs: Sequence[RequestOutput]) -> RequestTimes | UnsetType:
+        return request_times(self._settings, outputs, self._n * len(self._asks))
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
-        lines = [_ChoiceState(index) for index in range(len(self._asks) * self._n)]
-        options = self._body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        steady = options is not None and bool(options.continuous_usage_stats)
-        chunk = Completion(choices=[], usage=None if usage else UNSET, **self._head)
+        lines = [ChoiceState(index) for index in range(len(self._asks) * self._n)]
+        usage, steady = wants_usage(self._settings, self._body.stream_options)
+        chunk = Completion(choices=[], usage=None if usage else UNSET, **self.head)
+        last: list[RequestOutput] = []
         async for number, output in call:
+            last = [output]
             self._take(number, output)
             if steady:
                 chunk.usage = self._tally.usage()
             for each in output.outputs:
-                choice = await self._choice(lines[number * self._n + each.index], number, output, each)
+                choice = await self.choice(lines[number * self._n + each.index], number, output, each)
                 if choice.finish_reason and len(self._asks) == 1:
                     chunk.kv_transfer_params = output.kv_transfer_params or UNSET
                 if choice.text or choice.finish_reason or each.token_ids:  # held back as its text may be
                     chunk.choices = [choice]
                     yield event(chunk)
         if usage:
-            yield event(Completion(choices=[], usage=self._tally.usage(), **self._head))
+            yield event(Completion(choices=[], usage=self._tally.usage(), metrics=self._times(last), **self.head))
         yield DONE
 
     def _take(self, number: int, output: RequestOutput) -> None:
@@ -146,8 +163,8 @@ class _CompletionAnswer:
                 _drop(each)
         self._tally.count_output(number, output)
 
-    async def _choice(
-        self, line: _ChoiceState, number: int, output: RequestOutput, each: CompletionOutput
+    async def choice(
+        self, line: ChoiceState, number: int, output: RequestOutput, each: CompletionOutput
     ) -> CompletionChoice:
         choice = CompletionChoice(
             index=line.index, text=each.text, finish_reason=each.finish_reason, stop_reason=each.stop_reason
@@ -165,7 +182,7 @@ class _CompletionAnswer:
         return choice
 
     def _begin(
-        self, choice: CompletionChoice, line: _ChoiceState, number: int, output: RequestOutput
+        self, choice: CompletionChoice, line: ChoiceState, number: int, output: RequestOutput
     ) -> list[ScoredTokens]:
         """Adds the prompt to a choice's first part, where it is wanted. Returns its tokens with log-probabilities."""
         if self._body.return_token_ids:

@@ -9,7 +9,7 @@ from pydantic import Field, SkipValidation
 from quintet.outputs import Logprob
 from quintet.server.http.inputs.body import UnsupportedField
 from quintet.server.http.openai.sampling_protocol import UNSUPPORTED_FIELDS, SamplingBody
-from quintet.server.http.usage import Usage
+from quintet.server.http.usage import RequestTimes, Usage
 
 TokenId = Annotated[int, Field(ge=0)]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -69,6 +69,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage | None | UnsetType = UNSET
+    metrics: RequestTimes | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET

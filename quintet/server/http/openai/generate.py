@@ -36,7 +36,7 @@ from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
 from quintet.server.http.openapi import documents_route
 from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, encode, event
-from quintet.server.http.usage import RequestUsage, set_request_name, usage_of
+from quintet.server.http.usage import RequestUsage, request_times, set_request_name, usage_of, wants_usage
 
 router = APIRouter()
 
@@ -119,6 +119,7 @@ class _Answer:
 
     def __init__(self, service: AppState, body: GenerateRequest, params: SamplingParams, tally: RequestUsage) -> None:
         self._body, self._params, self._tally, self._turns = body, params, tally, service.cooperative
+        self._settings = service.settings
         head = AnswerHead.for_answer(service, tally.request_id, body.model).fields()
         self._head = {"request_id": head.pop("id"), "output_mode": body.output_mode, **head}
         self._tokenizer = service.backend.tokenizer
@@ -134,6 +135,7 @@ class _Answer:
         return Generated(
             choices=[await self._choice(each) for each in output.outputs],
             usage=self._tally.usage(),
+            metrics=request_times(self._settings, outputs, self._params.n),
             prompt_logprobs=scores,
             prompt_token_id_logprobs=None if candidates is None else npy(candidates),
             prompt_token_ids=output.prompt_token_ids if self._body.return_token_ids else None,
@@ -142,12 +144,12 @@ class _Answer:
         )
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
-        options = self._body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        steady = usage and options is not None and bool(options.continuous_usage_stats)
+        usage, steady = wants_usage(self._settings, self._body.stream_options)
         chunk = Generated(choices=[], **self._head)
         prompt_ids = bool(self._body.return_token_ids)
+        last = []
         async for _, output in call:
+            last = [output]
             self._tally.count_output(0, output)
             chunk.usage = self._tally.usage() if steady else None
             chunk.kv_transfer_params = output.kv_transfer_params
@@ -156,7 +158,8 @@ class _Answer:
                 chunk.choices, prompt_ids = [await self._choice(each)], False
                 yield event(chunk)
         if usage:
-            yield event(Generated(choices=[], usage=self._tally.usage(), **self._head))
+            times = request_times(self._settings, last, self._params.n)
+            yield event(Generated(choices=[], usage=self._tally.usage(), metrics=times, **self._head))
         yield DONE
 
     async def _choice(self, each: CompletionOutput) -> GenerateChoice:

@@ -9,7 +9,7 @@ from pydantic import Field
 from quintet.outputs import Logprob
 from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.sampling_protocol import StreamOptions
-from quintet.server.http.usage import Usage
+from quintet.server.http.usage import RequestTimes, Usage
 
 _MEDIA = "prompts of this route are token ids alone; send media to /v1/chat/completions"
 
@@ -90,8 +90,9 @@ class Generated(msgspec.Struct, kw_only=True):
     created: int
     output_mode: str
     choices: list[GenerateChoice]
-    system_fingerprint: str
+    system_fingerprint: str | None
     usage: Usage | None = None
+    metrics: RequestTimes | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_id_logprobs: str | None = None  # base64 of a .npy file: float32 [rows, candidates]
     prompt_token_ids: list[int] | None = None

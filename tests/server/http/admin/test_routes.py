@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quintet import __version__
+from quintet.config.schema import unsupported
 from quintet.server.http.admin import page
 from quintet.server.http.openapi import ERRORS
 from tests.server.fakes import MODEL, FakeBackend
@@ -113,9 +114,27 @@ async def test_alive_is_not_ready() -> None:
     assert (await get("/version")).json() == {"version": __version__}
 
 
-async def test_the_prefix_cache_is_reset() -> None:
+async def test_caches_are_reset() -> None:
     backend = FakeBackend()
-    assert (await post("/reset_prefix_cache", {}, backend)).status_code == 200 and backend.resets == 1
+    for number, path in enumerate(("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"), 1):
+        assert (await post(path, {}, backend)).status_code == 200 and backend.resets == number
+
+
+async def test_the_page_of_routes_has_each_route_and_loads_nothing() -> None:
+    paths, page = (await get("/openapi.json")).json()["paths"], await get("/docs")
+    assert page.headers["content-type"].startswith("text/html") and "/v1/chat/completions/render" in paths
+    assert all(f"<code>{path}</code>" in page.text for path in paths)
+    assert "<script" not in page.text and "://" not in page.text
+
+
+@pytest.mark.parametrize("path", unsupported.ROUTES)
+async def test_a_route_of_vllm_that_is_not_there_says_what_to_do(path: str) -> None:
+    refused = await post(path, {})
+    assert refused.status_code == 404 and unsupported.ROUTES[path] in refused.json()["error"]["message"]
+
+
+async def test_readyz_is_ready() -> None:
+    assert (await get("/readyz")).json() == (await get("/ready")).json() == {"status": "ready"}
 
 
 async def test_the_page_comes_from_memory_with_its_type(tmp_path: Path) -> None:
@@ -152,7 +171,6 @@ async def test_head_is_get_without_a_body() -> None:
         ("POST", "/v1/completions/nothing", 404, "not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
-        ("GET", "/docs", 404, "not_found"),
         ("GET", "/redoc", 404, "not_found"),
     ],
 )

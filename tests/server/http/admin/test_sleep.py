@@ -82,3 +82,15 @@ async def test_keys_guard_it() -> None:
     async with client(FakeBackend(), api_key=("secret",), **ON) as http:
         for method, path in (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")):
             assert (await http.request(method, path)).status_code == 401
+
+
+async def test_the_memory_of_the_cache_alone_is_given_back() -> None:
+    backend = FakeBackend()
+    async with client(backend, **ON) as http:
+        assert (await http.post("/release_kv_cache_memory")).json() == {"status": "released"}
+        assert backend.woken == ["weights"]
+        backend.refuses = "requests run"
+        refused = await http.post("/release_kv_cache_memory")
+    assert refused.status_code == 400 and refused.json()["error"]["message"] == "requests run"
+    async with client() as http:
+        assert "--enable-sleep-mode" in (await http.post("/release_kv_cache_memory")).text

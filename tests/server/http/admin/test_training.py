@@ -11,7 +11,7 @@ ON = {"enable_rl_routes": True}
 POSTS = (
     *("/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights"),
     *("/finish_weight_update", "/update_weight_version", "/start_draft_weight_update"),
-    *("/abort_requests", "/weight_checker", "/collective_rpc"),
+    *("/abort_requests", "/weight_checker", "/collective_rpc", "/shutdown_weight_transfer_engine"),
 )
 
 
@@ -38,6 +38,7 @@ async def test_an_update_as_vllms_client_sends_it() -> None:
             ("/finish_weight_update", None, {"message": "Weight update finished"}),
             ("/finish_weight_update", {"weight_version": "7", "partial": True}, {"message": "Weight update finished"}),
             ("/update_weight_version", {"new_version": "8"}, {"success": True, "new_version": "8"}),
+            ("/shutdown_weight_transfer_engine", None, {"message": "Weight transfer shut down"}),
             ("/resume", None, {"status": "resumed"}),
         ):
             answered = await http.post(path, json=body) if body is not None else await http.post(path)
@@ -47,7 +48,7 @@ async def test_an_update_as_vllms_client_sends_it() -> None:
         orders.StartUpdateCommand(draft=True), orders.ReceiveWeightsCommand(names),
         orders.CheckUpdateCommand(), orders.FinishUpdateCommand(),
         orders.CheckUpdateCommand(True), orders.FinishUpdateCommand("7"), orders.SetVersionCommand("8"),
-        orders.ResumeCommand(),
+        orders.CloseTransferCommand(), orders.ResumeCommand(),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from quintet.server.http.app_state import AppState
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client
 
-OPEN = {("GET", path) for path in ("/live", "/health", "/ready", "/ping", "/", "/page/{name}")}
+OPEN = {("GET", path) for path in ("/live", "/health", "/ready", "/readyz", "/ping", "/", "/page/{name}")}
 JSON = {"content-type": "application/json"}
 MINE = ("my.example", "*.wild.example", "fd00::1")
 
