@@ -111,7 +111,7 @@ def test_structured_outputs_have_defaults_and_refuse_what_is_not_there() -> None
     assert EngineConfig(structured_outputs_config=None).structured_outputs_config.backend == "auto"  # type: ignore[arg-type]
     made = EngineConfig.from_kwargs(structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True})
     assert made.structured_outputs_config.disable_any_whitespace
-    for backend, says in [("xgrammar", "leave it out: guidance takes EBNF"), ("guidence", "did you mean 'guidance'")]:
+    for backend, says in [("outlines", "leave it out: guidance takes EBNF"), ("guidence", "did you mean 'guidance'")]:
         with pytest.raises(ValueError, match=r"^structured_outputs_config.backend") as error:
             EngineConfig(structured_outputs_config={"backend": backend})  # type: ignore[arg-type]
         assert says in str(error.value)

@@ -16,7 +16,7 @@ from quintet.engine.executor.model_part import ModelSizes
 from quintet.engine.executor.worker import Worker
 from quintet.ops.attention import choose_tokens
 from quintet.platforms.cpu import PLATFORM
-from quintet_tools.checkpoints.derived_families import GROUPED, SPARSE
+from quintet_tools.checkpoints.hyper_families import GROUPED, SPARSE
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers.checkpoints.wrappers import WRAPPERS, make_wrapper
 from tests.helpers.platforms.run_model import Runner

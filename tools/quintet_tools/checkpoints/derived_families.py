@@ -4,9 +4,7 @@ from typing import Any
 
 from quintet.conformance.harness.reference_model import LENGTH, VOCAB
 from quintet_tools.checkpoints.block_sparse_families import BLOCK_SPARSE
-from quintet_tools.checkpoints.hyper_families import GROUPED as GROUPED
-from quintet_tools.checkpoints.hyper_families import HYPER_CONNECTED
-from quintet_tools.checkpoints.hyper_families import SPARSE as SPARSE
+from quintet_tools.checkpoints.hyper_families import GROUPED, HYPER_CONNECTED, SPARSE
 from quintet_tools.checkpoints.scaled_families import SCALED_VARIANTS
 from quintet_tools.checkpoints.sizes import (
     DELTA,
