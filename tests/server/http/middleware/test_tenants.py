@@ -204,7 +204,9 @@ def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> 
     of_ollama = {f"/api/{each}" for each in ("show", "pull", "create", "copy", "push", "blobs/{digest}")}  # no change
     of_speech = {"/v1/audio/transcriptions", "/v1/audio/translations"}
     callers = {*counts, "/v1/responses/{response_id}/cancel", "/infill", "/apply-template", *of_ollama, *of_speech}
-    callers |= {*ASKS, *NUMBERS}
+    rendered = {f"/v1/{each}/render" for each in ("chat/completions", "completions", "messages", "responses")}
+    derendered = {f"/v1/{each}/derender" for each in ("chat/completions", "completions")}
+    callers |= {*ASKS, *NUMBERS, *rendered, *derendered}
     assert routes("post") == callers | set(ADMIN_PATHS)
     assert routes("delete") | routes("put") | routes("patch") == {"/v1/responses/{response_id}", "/api/delete"}
 
@@ -220,12 +222,13 @@ async def test_administration_has_a_key_of_its_own(keys: tuple[str, ...]) -> Non
                 assert refused.status_code == (403 if known else 401), refused.text
                 assert refused.json()["error"]["code"] == ("admin_only" if known else "invalid_api_key")
             assert not fake.resets and not fake.asleep
-        on = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
+        on = {"/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile"}
+        on |= {"/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory"}
         for path in ADMIN_PATHS:
             assert await status(http, "POST", path, "root") == (200 if path in on else 404)  # the others are off
         assert await status(http, "GET", "/v1/models", "root") == 200
         assert await status(http, "GET", "/v1/models", "nobody") == (401 if keys else 200)
-    assert fake.resets == 1
+    assert fake.resets == 3  # prefixes, media, encoders
 
 
 async def test_without_an_administrators_key_every_key_administers() -> None:
