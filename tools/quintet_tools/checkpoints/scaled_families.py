@@ -75,7 +75,7 @@ def _orion_config(settings: Settings) -> dict[str, Any]:
 
 
 def _pangu_config(settings: Settings) -> dict[str, Any]:
-    return {**settings, "attention_bias": settings["bias"]}
+    return {"rope_theta": 16000000.0, "rms_norm_eps": 1e-5, **settings, "attention_bias": settings["bias"]}
 
 
 def _telechat_config(settings: Settings) -> dict[str, Any]:
@@ -149,11 +149,16 @@ def _deepseek(tensors: Tensors, settings: Settings) -> Tensors:
 
 def _ling_config(settings: Settings) -> dict[str, Any]:
     return {
+        "partial_rotary_factor": 1.0,
         **settings,
         "n_routed_experts": settings["num_experts"],
         "n_shared_experts": settings.get("num_shared_experts", 1),
         "use_qk_norm": True,
     }
+
+
+def _sarvam_moe_config(settings: Settings) -> dict[str, Any]:
+    return {"routed_scaling_factor": 2.5, **_ling_config(settings)}
 
 
 def ling_tensors(tensors: Tensors, settings: Settings) -> Tensors:
@@ -196,7 +201,7 @@ SCALED: Mapping[str, Published] = {
     "orion": Published("OrionForCausalLM", "stablelm", _orion_config, _as_they_are),
     "param2moe": Published("Param2MoEForCausalLM", "glm4_moe", _ling_config, ling_tensors),
     "sarvam_mla": Published("SarvamMLAForCausalLM", "deepseek_v3", _sarvam_config, _as_they_are),
-    "sarvam_moe": Published("SarvamMoEForCausalLM", "glm4_moe", _ling_config, ling_tensors),
+    "sarvam_moe": Published("SarvamMoEForCausalLM", "glm4_moe", _sarvam_moe_config, ling_tensors),
     "telechat": Published(
         "TeleChat2ForCausalLM", "llama", _telechat_config, _telechat, _telechat_computes, "some of its biases 0"
     ),
