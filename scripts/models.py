@@ -51,7 +51,7 @@ FILE = Path("docs/models.md")
 
 # model_type -> models that say so of themselves, beside those that the family's file names
 ALSO = {
-    "nemotron-nas": "Llama Nemotron Super 49B and Ultra 253B, DeciLM",
+    "nemotron-nas": "Llama Nemotron Super 49B and Ultra 253B",
     "PanguEmbedded": "openPangu Embedded 1B and 7B",
     "TeleFLM": "Tele-FLM, FLM-2",
     "minicpm": "2B, MoE, MiniCPM 4; 4.1 up to its dense_len",
@@ -344,7 +344,8 @@ def _classes(kind: str) -> str:
 def _nearest(own: Published, classes: Mapping[str, Any], file: str) -> str:
     """What a family that transformers has no class for is compared with; `file`: where formulas are written down."""
     if own.own is not None:
-        return f"none; the published formulas, written down by themselves (`tools/quintet_tools/checkpoints/{file}`)"
+        formulas = f"the published formulas, written down by themselves (`tools/quintet_tools/checkpoints/{file}`)"
+        return f"none; {own.words or formulas}"
     return f"none; the nearest is `{classes[own.like]}`{', ' * bool(own.words)}{own.words}"
 
 

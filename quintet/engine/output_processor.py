@@ -68,6 +68,7 @@ class _Request:
     metrics: RequestMetrics
     data: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # numbers of a text, or scores of the prompt
     kv_transfer_params: dict[str, Any] | None = None
+    encoder_text: tuple[list[int], str | None] | None = None  # decoded once for all outputs
 
     @property
     def finished(self) -> bool:
@@ -276,23 +277,25 @@ class OutputProcessor:
             request.kv_transfer_params,
             prompt_token_id_logprobs=request.data if scored and finished else None,
         )
-        self._add_source(output, request.source)
+        self._add_source(output, request)
         if delta:
             request.prompt_logprobs = None  # given once
         for completion in request.completions:
             completion.has_new = False
         return output
 
-    def _add_source(self, output: RequestOutput, source: Prompt) -> None:
+    def _add_source(self, output: RequestOutput, request: _Request) -> None:
         """Adds the adapter, and the text that the model's encoder read."""
+        source = request.source
         if source.lora is not None:
             output.lora_request = LoRARequest(source.lora.name, source.lora.number, source.lora.path)
             for each in output.outputs:
                 each.lora_request = output.lora_request
         if source.encoder is not None and source.encoder.kind == TEXT:
-            ids = [int(each) for each in source.encoder.fields[TOKENS].array()]
-            output.encoder_prompt_token_ids = ids
-            output.encoder_prompt = None if self.tokenizer is None else self.tokenizer.decode(ids)
+            if request.encoder_text is None:
+                ids = [int(each) for each in source.encoder.fields[TOKENS].array()]
+                request.encoder_text = ids, None if self.tokenizer is None else self.tokenizer.decode(ids)
+            output.encoder_prompt_token_ids, output.encoder_prompt = request.encoder_text
 
 
 def _positions(params: SamplingParams, first: list[Any]) -> Any:

@@ -116,7 +116,8 @@ def _is_unused(name: str, entries: Mapping[str, Any]) -> bool:
     """Returns whether another entry says that nothing is computed with this one."""
     if name == "head_dim":  # of latent attention without positions, its features that are turned (GLM-5-Next)
         return type(entries[name]) is int and entries[name] == entries.get("qk_rope_head_dim") == 0
-    return name == "sliding_window" and entries.get("use_sliding_window") is False
+    listed = entries.get("model_type") == "plamo3" and isinstance(entries[name], list)  # which its adapter checks
+    return name == "sliding_window" and (entries.get("use_sliding_window") is False or listed)
 
 
 def _objects(entries: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

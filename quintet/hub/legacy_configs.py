@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.hub.config_adapters.adapter import ConfigAdapter, Entries
 from quintet.hub.config_adapters.scaled import SCALED_ADAPTERS
-from quintet.hub.config_checks import BY_LAYER
+from quintet.hub.config_checks import BY_LAYER, check_entries
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -317,5 +317,7 @@ def adapted_config(kind: str, entries: Entries) -> "PretrainedConfig":
     rest = {name: value for name, value in entries.items() if name not in known.names}
     base = CONFIG_MAPPING[known.target_type]
     named = type(f"Foreign{base.__name__}", (base,), {"model_type": kind, "__module__": __name__})
-    made: PretrainedConfig = named(**{**known.read({**known.defaults, **renamed, **rest}), "model_type": kind})
+    read = known.read({**known.defaults, **renamed, **rest})
+    check_entries(read, kind)
+    made: PretrainedConfig = named(**{**read, "model_type": kind})
     return made

@@ -79,6 +79,7 @@ class Pooling:
     projects_tokens: bool = False  # ColBERT: its projection among the model's tensors
     truncates_left: bool = False  # longer texts lose their beginning
     splade: bool = False  # an embedding has the most that any token says of each token of the vocabulary
+    ends: tuple[Any, Any] = (None, None)  # a first and a last token that say nothing
     row_tokens: tuple[int, ...] = ()  # tokens whose rows count, those of one after those of another
     projected: str = ""  # the class whose projection stands among the model's tensors
     sentence: SentenceTransformersConfig = SentenceTransformersConfig()
@@ -166,9 +167,13 @@ def _by_class(pooling: Pooling, names: Sequence[str], hf_config: Any, asked: Poo
     """Returns the pooling of a class that answers otherwise than with a row, or the mean of some."""
     plain = bool(_first_set(asked.normalize, asked.use_activation, False))
     if SPLADE in names:
-        return replace(pooling, sequence="ALL", normalize=plain, splade=True)
+        ends = getattr(hf_config, "cls_token_id", None), getattr(hf_config, "sep_token_id", None)
+        return replace(pooling, sequence="ALL", normalize=plain, splade=True, ends=ends)
     if RANKING in names:
-        tokens = tuple(getattr(hf_config, name, None) or token for name, token in RANKING_TOKENS.items())
+        given = {name: getattr(hf_config, name, None) for name in RANKING_TOKENS}
+        tokens = tuple(token if given[name] is None else given[name] for name, token in RANKING_TOKENS.items())
+        if any(type(each) is not int or each < 0 for each in tokens):
+            raise ValueError(f"config.json has {given}; a token's id is a whole number from 0 on")
         return replace(pooling, tasks=("token_embed",), normalize=plain, row_tokens=tokens, projected=RANKING)
     return replace(pooling, projected=VOYAGE) if VOYAGE in names else pooling
 

@@ -1,5 +1,6 @@
 """MiniCPM 1, 2 and 4 (Hu et al. 2024): Granite's multipliers; in MiniCPM-MoE, experts by softmax."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -8,6 +9,8 @@ from quintet.layers.build import BuildContext
 from quintet.layers.moe.moe import MoE, MoESizes
 from quintet.models.granite import GraniteForCausalLM
 from quintet.models.mixtral import MixtralForCausalLM
+
+DENSE_LENGTH = 8192  # tokens, where sparse_config names no dense_len
 
 
 class MiniCPMForCausalLM(GraniteForCausalLM):
@@ -39,9 +42,13 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
 
 def _refuse_sparse(config: Any, build: BuildContext) -> None:
     """ValueError where requests may be longer than those in which every token sees all before it (InfLLM v2)."""
-    sparse = getattr(config, "sparse_config", None) or {}
-    dense = sparse.get("dense_len")
-    if dense and build.max_model_len > dense:
+    sparse = getattr(config, "sparse_config", None)
+    if not sparse:
+        return
+    dense = sparse.get("dense_len", DENSE_LENGTH) if isinstance(sparse, Mapping) else None
+    if type(dense) is not int:
+        raise ValueError(f"minicpm's sparse_config is {sparse!r}, not an object with a whole number dense_len")
+    if build.max_model_len > dense:
         raise ValueError(
             f"minicpm with sparse_config chooses blocks of keys in requests of more than {dense} tokens, which is not "
             f"computed here; set max_model_len to {dense} or less, or attend to all tokens with "

@@ -86,10 +86,12 @@ class Pooler:
             x = x[np.asarray(token_ids) == tag]
         elif params.of_tokens:
             x = self._without_ends(x, params, token_ids)
+        elif pooling.splade:
+            x = _between(x, token_ids, pooling.ends)
         for product in (self.heads if heads is None else heads).get(params.task or "", ()):
             x = product(x)
         if pooling.splade and not params.of_tokens:
-            x = np.log1p(np.maximum(x.max(0, keepdims=True), 0))
+            x = np.log1p(np.maximum(x.max(0, keepdims=True, initial=0.0), 0))
         columns = params.returned_token_ids or pooling.returned_token_ids
         if columns and params.of_tokens:
             x = x[:, list(columns)]
@@ -101,16 +103,14 @@ class Pooler:
         return np.ascontiguousarray(x, np.float32)
 
     def _without_ends(self, x: FloatRows, params: PoolingParams, token_ids: Sequence[int]) -> FloatRows:
-        first, last = self.excluded_tokens.get(params.task or "", (None, None))
-        if first is not None and len(x) and token_ids[0] == first:
-            x = x[1:]
-        return x[:-1] if last is not None and len(x) and token_ids[-1] == last else x
+        return _between(x, token_ids, self.excluded_tokens.get(params.task or "", (None, None)))
 
     def _embed(self, x: FloatRows, params: PoolingParams) -> FloatRows:
         dimensions = params.dimensions or self.pooling.dimensions
         x = x[:, :dimensions]
         asked = params.use_activation if params.normalize is None else params.normalize
-        if self.pooling.normalize if asked is None else asked:
+        usual = self.pooling.normalize or (self.pooling.splade and params.of_tokens)
+        if usual if asked is None else asked:
             x = unit_length(x)
         # truncate_dim of Sentence Transformers cuts what is finished
         return x if params.dimensions is not None else x[:, : self.pooling.sentence.settings.dimensions]
@@ -129,6 +129,14 @@ class Pooler:
                 return (1 / (1 + np.exp(-wide))).astype(np.float32)
         powers = np.exp(wide - wide.max(-1, keepdims=True))
         return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def _between(x: FloatRows, token_ids: Sequence[int], ends: tuple[int | None, int | None]) -> FloatRows:
+    """The rows without that of the first token, and of the last, where these are the ones given."""
+    first, last = ends
+    if first is not None and len(x) and token_ids[0] == first:
+        x = x[1:]
+    return x[:-1] if last is not None and len(x) and token_ids[-1] == last else x
 
 
 def _chunk_means(x: FloatRows, size: int) -> FloatRows:

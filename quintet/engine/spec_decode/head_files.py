@@ -111,7 +111,8 @@ def _read_assistant(raw: Mapping[str, Any], file: Path, target: Any, method: str
         setattr(config, name, getattr(whole, name))
     config.tie_word_embeddings = whole.tie_word_embeddings
     ordered, clusters, chosen = config.use_ordered_embeddings, config.num_centroids, config.centroid_intermediate_top_k
-    if ordered and (config.vocab_size % clusters or not 0 < chosen <= clusters or not config.tie_word_embeddings):
+    divides = clusters > 0 and config.vocab_size % clusters == 0
+    if ordered and not (divides and 0 < chosen <= clusters and config.tie_word_embeddings):
         raise ValueError(
             f"{file}: {clusters} clusters, of which {chosen} are chosen, do not divide a head of {config.vocab_size} "
             "tokens that is the token embedding; fetch the head again"

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.hub.config_adapters.adapter import ConfigAdapter, Entries
+from quintet.hub.config_checks import FEATURES
 
+PARTS = ("attention", "ffn")  # of a layer in block_configs
 TELECHAT3_SCALE = 0.07  # of the logarithm of YaRN's factor, where YaRN has 0.1
 YARN_LENGTHS = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 LLAMA_SCALES = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
@@ -62,8 +64,12 @@ def _deepseek(entries: Entries) -> Entries:
 def _sarvam_mla(entries: Entries) -> Entries:
     """Its head_dim is the width of what is cached. YaRN is DeepSeek's, whatever it is called."""
     known = {name: value for name, value in entries.items() if name != "head_dim"}
+    if known.get("score_function", "sigmoid") != "sigmoid":
+        raise ValueError(f"score_function is {known['score_function']!r}; 'sigmoid' is known")
     rope = known.get("rope_scaling")
     if isinstance(rope, Mapping):
+        if (kind := rope.get("rope_type", rope.get("type"))) not in ("yarn", "deepseek_yarn"):
+            raise ValueError(f"rope_scaling has type {kind!r}; 'deepseek_yarn' is known")
         known["rope_scaling"] = {**{name: each for name, each in rope.items() if name != "type"}, "rope_type": "yarn"}
     return known
 
@@ -82,7 +88,29 @@ def _param2(entries: Entries) -> Entries:
 
 def _pangu(entries: Entries) -> Entries:
     biased = entries.get("attention_bias")
-    return {**entries, "attention_bias": bool(entries["bias"] if biased is None else biased)}
+    biased = bool(entries["bias"] if biased is None else biased)
+    for name in ("interleaved_sliding_window", "param_sink_number"):
+        if entries.get(name):
+            raise ValueError(f"{name} is {entries[name]!r}, which is not computed here")
+    if entries.get("qkv_bias") not in (None, biased):
+        raise ValueError(f"qkv_bias is {entries['qkv_bias']!r} beside attention_bias {biased}; equal ones are known")
+    return {**entries, "attention_bias": biased}
+
+
+def _check_block(at: int, block: Any, entries: Entries) -> None:
+    """Checks one layer's sizes; raises ValueError where one is missing or out of range."""
+    if not isinstance(block, Mapping) or not all(isinstance(block.get(each), Mapping) for each in PARTS):
+        raise ValueError(f"block_configs[{at}] has not the objects attention and ffn")
+    attention, ffn = block["attention"], block["ffn"]
+    if any(part.get(name) for part in (attention, ffn) for name in ("replace_with_linear", "sparsify")):
+        return  # which the model refuses
+    group, width, factor = attention.get("n_heads_in_group"), ffn.get("intermediate_size"), ffn.get("ffn_mult")
+    grouped = type(group) is int and 1 <= group <= entries["num_attention_heads"]
+    if type(factor) in (int, float):
+        width = int(factor * entries["hidden_size"]) if 0 < factor * entries["hidden_size"] <= FEATURES else None
+    wide = type(width) is int and 1 <= width <= FEATURES
+    if not (attention.get("no_op") or grouped) or not (ffn.get("no_op") or wide):
+        raise ValueError(f"block_configs[{at}] has n_heads_in_group {group!r} and ffn {dict(ffn)!r}")
 
 
 def _nemotron_nas(entries: Entries) -> Entries:
@@ -90,6 +118,8 @@ def _nemotron_nas(entries: Entries) -> Entries:
     blocks, heads = entries.get("block_configs"), entries["num_attention_heads"]
     if not isinstance(blocks, list) or len(blocks) != entries["num_hidden_layers"]:
         raise ValueError("block_configs has not an entry for each of num_hidden_layers")
+    for at, block in enumerate(blocks):
+        _check_block(at, block, entries)
     groups = [block["attention"].get("n_heads_in_group") for block in blocks]
     fewest = min((group for group in groups if group), default=1)
     if any(group and heads % group for group in groups):
@@ -102,8 +132,6 @@ def _plamo3(entries: Entries) -> Entries:
     """Positions of windows turn by a base of their own, and are not scaled."""
     window, pattern = entries["window_size"], entries["sliding_window_pattern"]
     given = entries.pop("sliding_window", None)  # a list in the first files, with null where a layer sees all
-    if isinstance(given, list):
-        given = next((each for each in given if each is not None), None)
     rope: Entries = {"rope_type": "default", "rope_theta": entries["rope_theta"]}
     if entries["rope_scaling_factor"] != 1:
         scaled = {"factor": entries["rope_scaling_factor"], "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
@@ -112,8 +140,17 @@ def _plamo3(entries: Entries) -> Entries:
     kinds = [
         "sliding_attention" if (at + 1) % pattern else "full_attention" for at in range(entries["num_hidden_layers"])
     ]
+    if isinstance(given, list):
+        windows = {each for each in given if each is not None}
+        if len(given) != len(kinds) or len(windows) > 1 or not all(type(each) is int and each > 0 for each in windows):
+            raise ValueError(f"sliding_window is {given!r}, not one window or null for each layer")
+        kinds = ["full_attention" if each is None else "sliding_attention" for each in given]
+        given = next(iter(windows), None)
     local = {"rope_type": "default", "rope_theta": entries["rope_local_theta"]}
     ropes = {"full_attention": rope, "sliding_attention": local}
+    for name, ours in {"rope_scaling": None, "rope_parameters": ropes, "layer_types": kinds}.items():
+        if entries.get(name) not in (None, ours):
+            raise ValueError(f"{name} is {entries[name]!r}; what the other entries give is {ours!r}")
     known = {name: each for name, each in entries.items() if name not in ("rope_theta", "rope_scaling")}
     own = {"layer_types": kinds, "rope_parameters": ropes, "sliding_window": given or window}
     return {**known, **own, "query_pre_attn_scalar": entries["head_dim"]}

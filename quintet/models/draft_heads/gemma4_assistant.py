@@ -122,6 +122,11 @@ class Gemma4AssistantHead(DraftHead):
         keeping = [each for each in attending if isinstance(each, SelfAttention)]
         last = {FULL if each.spec.window is None else SLIDING: each for each in keeping}
         for kind, layer in zip(self._kinds, self.model.layers, strict=True):  # type: ignore[arg-type]
+            if kind not in last:
+                raise ValueError(
+                    f"the draft head reads layers of {kind}, and the model has none with a cache of its own; use a "
+                    "head that was trained for this model"
+                )
             layer.self_attn.attach(last[kind])
 
     def combine(self, states: Tensor, places: Tensor | None) -> Tensor:

@@ -102,7 +102,19 @@ def test_a_minicpm_that_names_no_type_is_known_by_its_class(tmp_path: Path) -> N
             r"replace_with_linear=True in block_configs\[0\].attention is not supported",
         ),
         ("nemotron-nas", {**EVERY["nemotron-nas"]["plain"], "block_configs": []}, "an entry for each of num_hidden"),
+        (
+            "nemotron-nas",
+            {
+                **EVERY["nemotron-nas"]["plain"],
+                "block_configs": [{"attention": {"n_heads_in_group": -2}, "ffn": {"intermediate_size": 77}}] * 4,
+            },
+            r"block_configs\[0\] has n_heads_in_group -2",
+        ),
+        ("PanguEmbedded", {**EVERY["PanguEmbedded"]["plain"], "interleaved_sliding_window": [8, 8, 8]}, "not computed"),
+        ("minicpm", {**MINICPM, "sparse_config": {"dense_len": "32"}}, "not an object with a whole number dense_len"),
         ("plamo3", {**EVERY["plamo3"]["plain"], "scale_embedding": True}, "scale_embedding"),
+        ("plamo3", {**EVERY["plamo3"]["plain"], "rope_scaling": {"rope_type": "yarn", "factor": 8}}, "rope_scaling is"),
+        ("sarvam_mla", {**EVERY["sarvam_mla"]["plain"], "score_function": "softmax"}, "score_function is 'softmax'"),
         ("telechat", {**TELECHAT, "embed_layernorm": True}, "embed_layernorm"),
         ("telechat", {**TELECHAT, "base_seqlen": 64, "training_seqlen": 128}, "training_seqlen is 128 and base_seqlen"),
     ],
@@ -119,6 +131,17 @@ def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], m
 def test_a_minicpm_within_its_dense_length_attends_to_all(tmp_path: Path) -> None:
     tiny = make("minicpm", {**MINICPM, "sparse_config": {"dense_len": 4096}})
     assert_agrees(tiny)
+
+
+def test_windows_of_plamo_3_may_be_listed(tmp_path: Path) -> None:
+    tiny = variant("plamo3", "plain")
+    raw = json.loads((tiny.folder / "config.json").read_text())
+    seen = [kind == "sliding_attention" for kind in tiny.config.layer_types]
+    listed = published(tiny, tmp_path, sliding_window=[raw["window_size"] if each else None for each in seen])
+    assert listed.config.layer_types == tiny.config.layer_types
+    assert_agrees(listed)
+    with pytest.raises(ValueError, match="not one window or null for each layer"):
+        published(tiny, tmp_path, sliding_window=[8, 16])
 
 
 def test_the_shared_experts_of_param2_are_counted_together() -> None:

@@ -50,14 +50,17 @@ def test_splade_has_the_most_that_any_token_says_of_each_in_the_vocabulary(tied:
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**SIZES, tie_word_embeddings=tied))
     torch.nn.init.normal_(model.cls.predictions.bias)
+    model.config.cls_token_id = TEXTS[0][0]  # says nothing
     overrides = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
     with opened(saved(model, tmp_path), hf_overrides=overrides) as llm:
         for ids, output in zip(TEXTS, llm.embed(TEXTS, use_tqdm=False), strict=True):
-            wanted = logits(model, ids).max(0).values.relu().log1p()
+            counted = logits(model, ids)[1 if ids[0] == TEXTS[0][0] else 0 :]
+            wanted = counted.max(0).values.relu().log1p()
             assert 0 < int((wanted > 0).sum()) <= 101
             np.testing.assert_allclose(output.outputs.data, wanted, atol=3e-5)
         [states] = llm.encode([TEXTS[0]], pooling_task="token_embed", use_tqdm=False)
         assert states.outputs.data.shape == (3, 48)
+        np.testing.assert_allclose(np.linalg.norm(states.outputs.data, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("labels", [1, 3])

@@ -161,5 +161,6 @@ def test_assistants_of_other_models_are_refused(tmp_path: Path) -> None:
     assert "is Gemma 4's assistant, and the model is llama" in refusal(variant("llama", "plain").folder)
     assert "has backbone_hidden_size 64, and the model 48" in refusal(backbone_hidden_size=64)
     assert "7 clusters, of which 2 are chosen" in refusal(use_ordered_embeddings=True, num_centroids=7)
+    assert "0 clusters, of which 2 are chosen" in refusal(use_ordered_embeddings=True, num_centroids=0)
     text = raw["text_config"] | {"num_attention_heads": 4, "num_key_value_heads": 2}
     assert "reads 2 KV heads of 16 features, and the model's layers have 3 of 16" in refusal(text_config=text)

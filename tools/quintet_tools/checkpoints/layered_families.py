@@ -28,6 +28,9 @@ class NoBranch(nn.Module):
         return (zeros, None) if self._several else zeros
 
 
+NAS_WORDS = "Llama's modules of transformers, by layer (`tools/quintet_tools/checkpoints/layered_families.py`)"
+
+
 def _nas_model(settings: Settings) -> Any:
     """A Llama of transformers whose layers have heads and widths of their own."""
     blocks = settings["block_configs"]
@@ -41,7 +44,8 @@ def _nas_model(settings: Settings) -> Any:
             own.num_key_value_heads = config.num_attention_heads // attention["n_heads_in_group"]
             layer.self_attn = LlamaAttention(own, index)
         if not ffn.get("no_op"):
-            own.intermediate_size = 256 if "ffn_mult" in ffn else ffn["intermediate_size"]  # of so small a model
+            # 2 / 3 of 20 x 48, rounded up to a multiple of 256
+            own.intermediate_size = 768 if "ffn_mult" in ffn else ffn["intermediate_size"]
             layer.mlp = LlamaMLP(own)
     return model
 
@@ -164,7 +168,7 @@ def _pangu_computes(model: Any, settings: Settings) -> Any:
 
 
 LAYERED: Mapping[str, Published] = {
-    "nemotron-nas": Published("DeciLMForCausalLM", "", dict, _nas, own=_nas_model),
+    "nemotron-nas": Published("DeciLMForCausalLM", "", dict, _nas, own=_nas_model, words=NAS_WORDS),
     "pangu_ultra_moe": Published(
         "PanguUltraMoEForCausalLM",
         "deepseek_v3",
@@ -181,9 +185,9 @@ LAYERED: Mapping[str, Published] = {
 NAS = {name: value for name, value in PLAIN.items() if name not in ("num_key_value_heads", "intermediate_size")}
 NO_OP = {"no_op": True}
 NAS_BLOCKS = [
-    {"attention": {"n_heads_in_group": 2, "no_op": False}, "ffn": {"ffn_mult": 0.5, "no_op": False}},
+    {"attention": {"n_heads_in_group": 2, "no_op": False}, "ffn": {"ffn_mult": 20.0, "no_op": False}},
     {"attention": NO_OP, "ffn": {"intermediate_size": 77}},
-    {"attention": {"n_heads_in_group": 2, "window_length": None}, "ffn": NO_OP},
+    {"attention": {"n_heads_in_group": 3, "window_length": None}, "ffn": NO_OP},
     {"attention": NO_OP, "ffn": NO_OP},
 ]
 PANGU = {

@@ -240,7 +240,15 @@ SCALED_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "experts": {**MINICPM, "num_experts": 4, "num_experts_per_tok": 2},
     },
     "orion": {"plain": {**PLAIN, "rms_norm_eps": 1e-5}},
-    "param2moe": {"plain": {**PLAIN, **SARVAM, "moe_shared_expert_intermediate_size": 61, "n_group": 1}},
+    "param2moe": {
+        "plain": {
+            **PLAIN,
+            **SARVAM,
+            "num_shared_experts": 2,
+            "moe_shared_expert_intermediate_size": 122,
+            "n_group": 1,
+        },  # fmt: skip
+    },
     "sarvam_mla": {
         "plain": {
             **PLAIN,
