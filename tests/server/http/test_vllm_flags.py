@@ -93,8 +93,6 @@ async def test_comments_fill_a_silence_and_no_event_is_lost() -> None:
 
 async def test_a_stream_that_waits_has_comments() -> None:
     backend = FakeBackend(hang=1)
-    asking = asyncio.ensure_future(ask(*PATHS[0], backend))
-    asking.cancel()
     async with client(backend, sse_keep_alive_interval=0.01) as http:
         asked = asyncio.ensure_future(http.post("/v1/completions", json={**PATHS[0][1], "stream": True}))
         await asyncio.sleep(0.1)
