@@ -96,12 +96,19 @@ class AsyncLLM(
         parsed = await adapted(self._client, await self._parsed(prompt), lora_request)
         if len(parsed) != 1:
             raise ValueError(f"add_request() takes one prompt, not {len(parsed)}; call it once for each")
-        params = params.clone()  # the caller may change it
         if isinstance(params, SamplingParams):
+            params = params.clone()  # the caller may change it
             await asyncio.to_thread(self._client.compile_grammar, params)
+        else:
+            params = self._client.input_processor.pooling_bounds.resolve_params(params)
         follower = OutputStream(asyncio.get_running_loop(), asyncio.Queue())
-        await self._call(partial(self._add, request_id, parsed[0], params, priority, follower))
-        return RequestOutputCollector(request_id, follower)
+        try:
+            await self._call(partial(self._add, request_id, parsed[0], params, priority, follower))
+        except BaseException:  # cancelled while it was added, or refused
+            with suppress(EngineStopped):
+                await self._call(partial(self._leave, request_id, follower))
+            raise
+        return RequestOutputCollector(request_id, follower, pools=isinstance(params, PoolingParams))
 
     @refuses_unsupported
     async def chat(

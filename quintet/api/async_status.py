@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from quintet.engine.client import EngineClient
 from quintet.engine.sleep import release_kv_cache_memory
 from quintet.outputs import RequestOutput
+from quintet.pooling_outputs import PoolingOutput, answered
 
 
 class EngineStopped(RuntimeError):
@@ -34,22 +35,23 @@ class OutputStream(NamedTuple):
 class RequestOutputCollector:
     """Outputs of a request of add_request(), in order."""
 
-    def __init__(self, request_id: str, stream: OutputStream) -> None:
-        self.request_id, self._queue = request_id, stream.outputs
+    def __init__(self, request_id: str, stream: OutputStream, *, pools: bool = False) -> None:
+        """`pools`: the outputs are numbers."""
+        self.request_id, self._queue, self._pools = request_id, stream.outputs, pools
 
-    async def get(self) -> RequestOutput:
-        """Returns the next output, and waits for it. EngineStopped if the engine ended."""
-        return _taken(await self._queue.get())
+    async def get(self) -> Any:
+        """Returns the next RequestOutput, and waits for it; of a request with PoolingParams its PoolingRequestOutput.
+        EngineStopped if the engine ended; Unanswered if the request has no numbers."""
+        return self._taken(await self._queue.get())
 
-    def get_nowait(self) -> RequestOutput | None:
-        """Returns the next output, or None if there is none yet."""
-        return None if self._queue.empty() else _taken(self._queue.get_nowait())
+    def get_nowait(self) -> Any:
+        """Returns the next output as get(), or None if there is none yet."""
+        return None if self._queue.empty() else self._taken(self._queue.get_nowait())
 
-
-def _taken(output: RequestOutput | EngineStopped) -> RequestOutput:
-    if isinstance(output, EngineStopped):
-        raise output
-    return output
+    def _taken(self, output: RequestOutput | EngineStopped) -> Any:
+        if isinstance(output, EngineStopped):
+            raise output
+        return answered(output, PoolingOutput) if self._pools else output
 
 
 class AsyncStatusMethods:

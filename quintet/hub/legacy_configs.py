@@ -317,7 +317,20 @@ def adapted_config(kind: str, entries: Entries) -> "PretrainedConfig":
     rest = {name: value for name, value in entries.items() if name not in known.names}
     base = CONFIG_MAPPING[known.target_type]
     named = type(f"Foreign{base.__name__}", (base,), {"model_type": kind, "__module__": __name__})
-    read = known.read({**known.defaults, **renamed, **rest})
+    read = _read_entries(known, {**known.defaults, **renamed, **rest})
     check_entries(read, kind)
     made: PretrainedConfig = named(**{**read, "model_type": kind})
     return made
+
+
+def _read_entries(known: ConfigAdapter, entries: Entries) -> Entries:
+    """Reads the entries by an adapter. ValueError names what they lack, and what is 0 where that is divided by."""
+    try:
+        return known.read(entries)
+    except KeyError as error:
+        raise ValueError(f"the entry {error} is missing") from error
+    except ZeroDivisionError as error:
+        zeros = [name for name, value in entries.items() if value == 0 and not isinstance(value, bool)]
+        raise ValueError(f"one of these entries is 0, and may not be: {', '.join(zeros)}") from error
+    except TypeError as error:
+        raise ValueError(f"an entry has a wrong type: {error}") from error

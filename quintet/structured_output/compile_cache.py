@@ -1,7 +1,8 @@
 """Something slow that is done once for each text, in a few threads beside the caller, and remembered."""
 
 # The size of a compiled grammar is estimated: llguidance does not report it. Its text is taken in at ENTRY_BYTES and
-# BYTES_PER_CHARACTER; its lexer grows while masks are made, at BYTES_PER_SECOND of them, up to MAX_STATES.
+# BYTES_PER_CHARACTER; its lexer grows while masks are made, at BYTES_PER_SECOND of them, up to MAX_STATES. What reports
+# its size (num_bytes) is taken in at that.
 
 import queue
 import threading
@@ -51,10 +52,13 @@ class CompileCache:
 
     def grow(self, text: str, future: "Future[Any]", seconds: float) -> None:
         """Counts work on what was made of a text: so many seconds of a processor have made it larger."""
+        self._add(text, future, int(seconds * BYTES_PER_SECOND))
+
+    def _add(self, text: str, future: "Future[Any]", num_bytes: int) -> None:
         with self._lock:
             if self._known.get(text) is future:
                 before = self._growth.get(text, 0)
-                self._growth[text] = min(MAX_GROWTH, before + int(seconds * BYTES_PER_SECOND))
+                self._growth[text] = min(MAX_GROWTH, before + num_bytes)
                 self.num_bytes += self._growth[text] - before
                 self._evict()
 
@@ -93,6 +97,7 @@ class CompileCache:
                     self.forget(text, future)
                 future.set_exception(error)
             else:
+                self._add(text, future, getattr(made, "num_bytes", 0))
                 future.set_result(made)
 
 

@@ -33,9 +33,12 @@ def as_lark(grammar: str, added: Mapping[str, int] | None = None) -> str:
     `added`: the tokenizer's added tokens, which Lark's form may name (`<think>`), and their ids."""
     if len(grammar) > MAX_SIZE:
         raise ValueError(f"a grammar may have {MAX_SIZE} characters, not {len(grammar)}")
-    if not any(_RULE.match(line) for line in grammar.splitlines()):
-        return named_tokens(grammar, added or {})
-    return lark_from_ebnf(grammar)
+    return lark_from_ebnf(grammar) if is_ebnf(grammar) else named_tokens(grammar, added or {})
+
+
+def is_ebnf(grammar: str) -> bool:
+    """Returns whether a line begins with a rule of EBNF; else the grammar is Lark's."""
+    return any(_RULE.match(line) for line in grammar.splitlines())
 
 
 def _format(tag: Mapping[str, Any]) -> Any:

@@ -14,15 +14,20 @@ from quintet.common.distribution import install_hint
 from quintet.common.processes import Child
 from quintet.structured_output.compile_check import TOO_MUCH
 from quintet.structured_output.vocabulary import ByteVocabulary
+from quintet.structured_output.xgrammar_worker import READY
 
-TIMEOUT = 30.0  # seconds for one grammar; the first waits for the library, too
-NOT_HERE = "the backend xgrammar needs the package xgrammar, which is not here"
+TIMEOUT = 30.0  # seconds for one grammar, of which it may take xgrammar_worker.SECONDS of a processor
+START_TIMEOUT = 60.0  # seconds until the process has the library and the vocabulary
+MAX_ANSWER = 2**28  # bytes of one answer; what is longer is none
+NO_START = "xgrammar does not start ({}); reinstall it ({}), or use the backend guidance"
 
 
 def check_installed() -> None:
     """ValueError where the library is not installed."""
-    if importlib.util.find_spec("xgrammar") is None:
-        raise ValueError(f"{NOT_HERE}: {install_hint('xgrammar')}")
+    for module, package in (("xgrammar", "xgrammar"), ("tvm_ffi", "apache-tvm-ffi")):
+        if importlib.util.find_spec(module) is None:
+            needs = f"the backend xgrammar needs the package {package}, which is not here"
+            raise ValueError(f"{needs}: {install_hint('xgrammar')}")
 
 
 class XGrammarCompiler:
@@ -39,6 +44,7 @@ class XGrammarCompiler:
         )
         self._lock = threading.Lock()  # of the process
         self._child: Child | None = None
+        self._is_ready = False  # whether it has the library and the vocabulary
         self.compile(["regex", "a", {}])  # loads the library there
 
     def compile(self, source: Sequence[Any]) -> "XGrammarState":
@@ -50,7 +56,7 @@ class XGrammarCompiler:
         if answer[0] == "-":
             raise ValueError(answer[1:])
         compiled = self._library.CompiledGrammar.deserialize_json(answer[1:], self._info)
-        return XGrammarState(self._library.GrammarMatcher(compiled), self._size)
+        return XGrammarState(self._library.GrammarMatcher(compiled), self._size, compiled.memory_size_bytes)
 
     def close(self) -> None:
         """Ends the process."""
@@ -58,21 +64,39 @@ class XGrammarCompiler:
             self._end()
 
     def _answer(self, text: str) -> str | None:
-        """Returns the answer of the process; None if it did not live to give one, or not in time."""
+        """Returns the answer of the process; None if it did not live to give one, or not in time. ValueError if it does
+        not start."""
         if self._child is None:
-            self._child = Child(
-                "quintet.structured_output.xgrammar_worker", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            self._send(self._info.serialize_json())
-        answers, answer = self._child.stdout, None
-        waiting = select.poll()
-        waiting.register(answers, select.POLLIN)
-        if self._send(text) and waiting.poll(TIMEOUT * 1000):
-            head = answers.read(4)
-            answer = answers.read(int.from_bytes(head, "big")).decode() if len(head) == 4 else None
+            self._start()
+        if not self._is_ready:
+            if (said := self._read(START_TIMEOUT)) != READY:
+                self._end()
+                raise ValueError(NO_START.format((said or "-its process ended")[1:], install_hint("xgrammar")))
+            self._is_ready = True
+        answer = self._read(TIMEOUT) if self._send(text) else None
         if not answer:
             self._end()
+            self._start()  # it loads while no request waits for it
         return answer or None
+
+    def _start(self) -> None:
+        self._child = Child(
+            "quintet.structured_output.xgrammar_worker", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._is_ready = False
+        self._send(self._info.serialize_json())
+
+    def _read(self, seconds: float) -> str | None:
+        """Returns what the process writes next; None if that does not come in time, or not whole."""
+        assert self._child is not None
+        answers, waiting = self._child.stdout, select.poll()
+        waiting.register(answers, select.POLLIN)
+        if not waiting.poll(seconds * 1000):
+            return None
+        head = answers.read(4)
+        size = int.from_bytes(head, "big")
+        data = answers.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
+        return data.decode() if data and len(data) == size else None
 
     def _send(self, text: str) -> bool:
         data = text.encode()
@@ -89,15 +113,16 @@ class XGrammarCompiler:
 class XGrammarState:
     """Position of an output in a grammar, with the methods of llguidance's matcher that Matcher calls."""
 
-    def __init__(self, matcher: Any, size: int) -> None:
-        """`size`: tokens of the vocabulary."""
-        self._matcher, self._size = matcher, size
+    def __init__(self, matcher: Any, size: int, num_bytes: int) -> None:
+        """`size`: tokens of the vocabulary; `num_bytes`: memory of the grammar."""
+        self._matcher, self._size, self.num_bytes = matcher, size, num_bytes
         self._refused = 0  # last tokens of the output: the first that the grammar refused, and all after it
+        self._after = 0  # last tokens of the output, which came when it had ended
 
     def deep_copy(self) -> "XGrammarState":
         """Returns another at the same position."""
-        copied = XGrammarState(self._matcher.fork(), self._size)
-        copied._refused = self._refused
+        copied = XGrammarState(self._matcher.fork(), self._size, self.num_bytes)
+        copied._refused, copied._after = self._refused, self._after
         return copied
 
     def is_stopped(self) -> bool:
@@ -119,7 +144,9 @@ class XGrammarState:
     def consume_tokens(self, token_ids: Sequence[int]) -> bool:
         """Takes tokens; False once one was refused."""
         for token_id in token_ids:
-            if self._refused or not (self._matcher.is_terminated() or self._matcher.accept_token(token_id)):
+            if self._matcher.is_terminated():
+                self._after += 1
+            elif self._refused or not self._matcher.accept_token(token_id):
                 self._refused += 1
         return not self._refused
 
@@ -132,10 +159,10 @@ class XGrammarState:
 
     def rollback(self, num_tokens: int) -> None:
         """Takes the last tokens back."""
-        refused = min(num_tokens, self._refused)
-        self._refused -= refused
-        if num_tokens > refused:
-            self._matcher.rollback(num_tokens - refused)
+        refused, after = min(num_tokens, self._refused), min(num_tokens, self._after)  # one of them is 0
+        self._refused, self._after = self._refused - refused, self._after - after
+        if (taken := num_tokens - refused - after) > 0:
+            self._matcher.rollback(taken)
 
     def compute_ff_tokens(self) -> list[int]:
         """Returns no forced tokens: the library's are not the tokenizer's own."""

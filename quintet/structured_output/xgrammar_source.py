@@ -1,22 +1,36 @@
 """Grammars in xgrammar's form, each with llguidance's text, which serves where a shape is combined with calls."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import StructuredOutputsParams
 from quintet.structured_output.compile_worker import LISTS, NAMED, ONE
 from quintet.structured_output.json_schema import supported_schema
+from quintet.structured_output.structural_tag import is_ebnf
 
 _START = '{"xgrammar": '
-# JSON schema keywords that xgrammar enforces, or that restrict nothing
-_ENFORCED = frozenset({
-    "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
-    "const", "anyOf", "$ref", "$defs", "definitions", "minLength", "maxLength", "pattern", "minimum", "maximum",
-    "exclusiveMinimum", "exclusiveMaximum", "title", "description", "default", "examples", "$schema", "$id", "$comment",
+_SILENT = frozenset({
+    "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions",
 })  # fmt: skip
+_ALONE = ("$ref", "const", "enum", "anyOf")  # the first that is there is read, and nothing beside it
 _LENGTHS = ("minLength", "maxLength")
+_OF_TYPE = (
+    *_LENGTHS, "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems",
+)  # fmt: skip
+_ENFORCED = _SILENT.union(
+    _ALONE, _OF_TYPE, ("type", "properties", "required", "additionalProperties", "items", "prefixItems")
+)
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: type(value) is int or (isinstance(value, float) and value.is_integer()),
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
 
 
 def with_xgrammar(text: str, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
@@ -42,7 +56,7 @@ def _written(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -
     if wanted.choice is not None:
         return ["ebnf", "root ::= " + " | ".join(_quoted(each) for each in wanted.choice), {}]
     if wanted.grammar is not None:
-        return ["ebnf", wanted.grammar, {}] if "::=" in wanted.grammar else None
+        return ["ebnf", wanted.grammar, {}] if is_ebnf(wanted.grammar) else None
     if wanted.structural_tag is not None:
         return None
     if wanted.whitespace_pattern is not None:
@@ -61,18 +75,45 @@ def _written(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -
 def _quoted(text: str) -> str:
     """Writes a text as a literal of EBNF."""
     plain = json.dumps(text, ensure_ascii=False)
-    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in plain)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in plain)
 
 
 def _not_enforced(schema: Any) -> Iterator[str]:
-    """Yields keywords of a schema that xgrammar would pass over."""
+    """Yields keywords of a schema that xgrammar would pass over. What is no schema llguidance refuses."""
     if not isinstance(schema, dict):
         return
     yield from (repr(key) for key in schema if key not in _ENFORCED)
+    yield from _passed_over(schema)
     if "pattern" in schema and any(each in schema for each in _LENGTHS):
         yield "'pattern' beside minLength or maxLength"
-    for key in (*ONE, *LISTS, *NAMED):
+    for key in dict.fromkeys((*ONE, *LISTS, *NAMED)):  # `items` is in two of them
         inner = schema.get(key)
         parts = inner.values() if isinstance(inner, dict) and key in NAMED else inner
-        for each in [parts] if isinstance(parts, dict) else parts if not isinstance(parts, bool | None) else ():
+        for each in [parts] if isinstance(parts, dict) else parts if isinstance(parts, Iterable) else ():
             yield from _not_enforced(each)
+
+
+def _passed_over(schema: dict[str, Any]) -> Iterator[str]:
+    """Yields keywords that xgrammar enforces in another place alone."""
+    alone = next((key for key in _ALONE if key in schema), None)
+    if alone is not None:
+        typed = (alone == "const" and _has_type(schema, [schema[alone]])) or (
+            alone == "enum" and _has_type(schema, schema[alone])
+        )
+        for key in schema:
+            if key != alone and key not in _SILENT and not (key == "type" and typed):
+                yield f"{key!r} beside {alone}"
+        return
+    if "type" not in schema:
+        yield from (f"{key!r} without type" for key in _OF_TYPE if key in schema)
+    named, wanted = schema.get("properties", {}), schema.get("required")
+    if isinstance(wanted, list) and isinstance(named, dict) and any(str(each) not in named for each in wanted):
+        yield "'required' with a name that properties lacks"
+
+
+def _has_type(schema: dict[str, Any], values: Any) -> bool:
+    """Returns whether all these values have the schema's type."""
+    kinds = schema.get("type")
+    given = kinds if isinstance(kinds, list) else [kinds]
+    known = [_TYPES[each] for each in given if isinstance(each, str) and each in _TYPES]
+    return isinstance(values, list) and all(any(fits(value) for fits in known) for value in values)

@@ -57,7 +57,9 @@ class TokenBytes:
     def __getitem__(self, token_id: int) -> bytes:
         piece = self._bytes.get(token_id)
         if piece is None:
-            piece = self._bytes[token_id] = self._read(token_id)
+            piece = self._read(token_id)
+            if piece:  # any number may be asked for; those that are no token are not kept
+                self._bytes[token_id] = piece
         return piece
 
     def first(self, token_id: int) -> bytes:

@@ -1,11 +1,16 @@
 """AsyncLLM's state and queue on the null platform, and requests whose outputs are fetched one by one."""
 
 import asyncio
+import threading
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from quintet import AsyncLLM, RequestOutputKind
-from quintet.api.async_status import EngineStopped
+from quintet.api.async_status import EngineStopped, OutputStream, RequestOutputCollector
+from quintet.outputs import RequestOutput
+from quintet.pooling_outputs import PoolingRequestOutput, Unanswered
 from tests.helpers.platforms.null_engine import Gate, expected, folder, greedy, until
 
 DELTA = RequestOutputKind.DELTA
@@ -62,6 +67,40 @@ def test_an_added_request_gives_its_outputs_one_by_one() -> None:
     with pytest.raises(ValueError, match="n must"):
         asyncio.run(engine.add_request("b", [1], greedy(n=0)))  # type: ignore[arg-type]
     engine.shutdown()
+
+
+def test_a_request_whose_caller_is_cancelled_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, opened, left = start(), threading.Event(), []
+    abort = engine._client.abort
+    monkeypatch.setattr(engine._client, "abort", lambda ids: left.extend(ids) or abort(ids))
+
+    async def main() -> None:
+        engine._calls.put((opened.wait, Future()))  # the engine's thread is at work
+        adding = asyncio.ensure_future(engine.add_request("a", [1, 2], greedy(max_tokens=400)))
+        await asyncio.sleep(0.05)
+        adding.cancel()
+        await asyncio.sleep(0.05)
+        opened.set()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        assert left == ["a"]
+
+    asyncio.run(main())
+    engine.shutdown()
+
+
+def test_numbers_of_an_added_request_are_a_pooling_output() -> None:
+    async def main() -> None:
+        stream = OutputStream(asyncio.get_running_loop(), asyncio.Queue())
+        collector = RequestOutputCollector("a", stream, pools=True)
+        for pooled in (np.ones(3, np.float32), None):
+            stream.outputs.put_nowait(RequestOutput("a", None, [1], None, [], True, pooled=pooled))
+        found = await collector.get()
+        assert isinstance(found, PoolingRequestOutput) and found.outputs.data.tolist() == [1, 1, 1]
+        with pytest.raises(Unanswered):
+            collector.get_nowait()
+
+    asyncio.run(main())
 
 
 def test_an_added_request_can_be_aborted_and_counts_while_it_waits() -> None:

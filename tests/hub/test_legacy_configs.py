@@ -41,6 +41,9 @@ def test_reading_registers_nothing() -> None:
     assert {*CONFIG_MAPPING} == before
 
 
+DIVIDED = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_a_model_that_brings_python_loads_without_it(family: str) -> None:
     """auto_map names classes that are not there: nothing of it may be looked for."""
@@ -159,6 +162,12 @@ def test_chatglms_class_has_a_head_whatever_it_is_called() -> None:
         ("solar", {**KIN["solar"]["plain"], "bskcn_1": []}, "mixes into layer 3 what no layer before it keeps"),
         ("solar", {**KIN["solar"]["plain"], "bskcn_3": [2]}, "keeps and mixes what goes into layer 2"),
         ("solar", {**KIN["solar"]["plain"], "bskcn_tv": [0.9, 0.0]}, "within 0, 1"),
+        ("minicpm", {**DIVIDED, "dim_model_base": 0}, "is 0, and may not be: dim_model_base"),
+        ("minicpm", {**DIVIDED, "dim_model_base": "x"}, "an entry has a wrong type"),
+        ("minicpm", {"hidden_size": 32, "num_hidden_layers": 1}, "the entry 'num_attention_heads' is missing"),
+        ("TeleFLM", {**DIVIDED, "use_mup": True, "output_mult": 0}, "is 0, and may not be: output_mult"),
+        ("plamo3", {**DIVIDED, "sliding_window_pattern": 0}, "sliding_window_pattern is 0, not a whole number"),
+        ("telechat3", {**DIVIDED, "rope_scaling": {"type": "telechat3-yarn"}}, "the entry 'factor' is missing"),
     ],
 )
 def test_what_is_not_computed_is_refused(family: str, entries: dict[str, Any], message: str, tmp_path: Path) -> None:

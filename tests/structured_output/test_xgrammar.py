@@ -10,10 +10,11 @@ import pytest
 from quintet import LLM, SamplingParams, StructuredOutputsParams
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import ParameterError
+from quintet.structured_output import xgrammar_backend, xgrammar_worker
 from quintet.structured_output.compile_check import TOO_MUCH
 from quintet.structured_output.grammar import GrammarCompiler, Matcher
 from quintet.structured_output.grammar_source import grammar_after, grammar_text
-from quintet.structured_output.xgrammar_source import guidance_text, with_xgrammar
+from quintet.structured_output.xgrammar_source import guidance_text, with_xgrammar, xgrammar_source
 from quintet.tokenizers.tokenizer import Tokenizer
 from tests.server.fakes import FakeBackend
 
@@ -41,7 +42,7 @@ WANTED: dict[str, StructuredOutputsParams] = {
         disable_any_whitespace=True,
     ),
     "regex": StructuredOutputsParams(regex=r"[a-f]{2,4}(-[0-9]+)?"),
-    "choice": StructuredOutputsParams(choice=["yes", 'no "way"', "perhaps\n"]),
+    "choice": StructuredOutputsParams(choice=["yes", 'no "way"', "perhaps\n", "\U0001fae9\x85"]),
     "ebnf": StructuredOutputsParams(grammar='root ::= "(" root ")" | [a-c]'),
 }
 
@@ -136,10 +137,74 @@ def test_what_takes_too_long_is_ended_and_the_next_is_compiled(monkeypatch: pyte
     with pytest.raises(ValueError, match=TOO_MUCH):
         backend.compile(["regex", "[a-z]{1,3000}", {}])
     monkeypatch.undo()
-    assert made.compile_and_wait(WANTED["integer"]) and backend._child.pid != first
+    assert backend._child is not None and backend._child.pid != first  # the next loads already
+    assert made.compile_and_wait(WANTED["integer"])
     with pytest.raises(ValueError, match="parenthesis is not closed"):
         backend.compile(["regex", "(", {}])
     made.close()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "schema", [{"items": 5}, {"anyOf": 5}, {"additionalProperties": 3}, {"type": 5, "const": 1}, {"required": [[1]]}]
+)
+def test_what_is_no_schema_is_refused(both: Any, schema: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="structured_outputs cannot be served"):
+        both[1].compile_and_wait(StructuredOutputsParams(json=schema))
+
+
+@needs_library
+def test_a_choice_beyond_the_first_plane_is_taken(both: Any) -> None:
+    text = "\U0001fae9\x85"
+    state = both[1].matcher(both[1].compile_and_wait(StructuredOutputsParams(choice=[text]))).future.result()
+    assert state.deep_copy().consume_tokens(tokenizer().encode(text, add_special_tokens=False))
+
+
+@needs_library
+def test_tokens_behind_the_end_are_taken_back_first(both: Any) -> None:
+    backend = both[1]._start_xgrammar()
+    state = backend.compile(["regex", "aa", {}])
+    a, eos = tokenizer().encode("a", add_special_tokens=False)[-1], tokenizer().eos_ids[0]
+    assert state.consume_tokens([a, a, eos, a, a]) and state.is_stopped()
+    copied = state.deep_copy()
+    copied.rollback(2)
+    assert copied.is_stopped()
+    copied.rollback(2)
+    assert not copied.is_stopped() and copied.consume_tokens([a]) and copied.is_stopped()
+    state.rollback(5)
+    assert state.consume_tokens([a, a]) and not state.consume_tokens([a])
+
+
+@needs_library
+def test_a_compiled_grammar_counts_with_its_size(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import xgrammar
+
+    theirs, wanted = both[1], StructuredOutputsParams(regex="[a-z]{1,2000}")
+    before = theirs._compiled.num_bytes
+    text = theirs.compile_and_wait(wanted)
+    size = theirs.matcher(text).future.result().num_bytes
+    assert size > 80_000 and theirs._compiled.num_bytes > before + size
+    info = theirs._start_xgrammar()._info
+    library = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    assert xgrammar_worker._answer(library, "regex", "[a-z]{1,2000}", {})[0] == "+"
+    monkeypatch.setattr(xgrammar_worker, "MAX_GRAMMAR", 2**16)
+    assert "MiB when it is compiled, and" in xgrammar_worker._answer(library, "regex", "[a-z]{1,2000}", {})
+
+
+@needs_library
+def test_a_process_that_does_not_start_says_why(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = both[1]._start_xgrammar()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(backend._info), "serialize_json", lambda info: "{}")
+        with backend._lock:
+            backend._end()
+        with pytest.raises(ValueError, match=r"xgrammar does not start \(.+\); reinstall it"):
+            backend.compile(["regex", "a", {}])
+    with monkeypatch.context() as patched:
+        patched.setattr(xgrammar_backend, "MAX_ANSWER", 10)
+        with pytest.raises(ValueError, match=TOO_MUCH):
+            backend.compile(["regex", "a", {}])
+    assert backend.compile(["regex", "a", {}])
 
 
 @needs_library
@@ -163,9 +228,30 @@ def test_keywords_that_it_would_pass_over_are_refused() -> None:
         ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "'uniqueItems'"),
         ({"$defs": {"x": {"not": {}}}, "$ref": "#/$defs/x"}, "'not'"),
         ({"type": "string", "pattern": "a+", "maxLength": 3}, "'pattern' beside minLength or maxLength"),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a"], "anyOf": [{}]}, "'type' beside anyOf"),
+        ({"$defs": {"x": {}}, "$ref": "#/$defs/x", "maxLength": 1}, r"'maxLength' beside \$ref"),
+        ({"$ref": "#", "type": "string"}, r"'type' beside \$ref"),
+        ({"type": "string", "enum": ["a", 3]}, "'type' beside enum"),
+        ({"type": ["integer", "null"], "const": True}, "'type' beside const"),
+        ({"items": {"const": 3, "minimum": 4}}, "'minimum' beside const"),
+        ({"pattern": "^a$"}, "'pattern' without type"),
+        ({"minimum": 5}, "'minimum' without type"),
+        ({"minLength": 5}, "'minLength' without type"),
+        ({"minItems": 2}, "'minItems' without type"),
+        ({"required": ["a"]}, "'required' with a name that properties lacks"),
+        ({"type": "object", "properties": {"b": {}}, "required": ["a"]}, "'required' with a name"),
     ):
         with pytest.raises(ValueError, match=f"does not enforce the keyword {keyword}"):
             with_xgrammar("", StructuredOutputsParams(json=schema), CONFIG)
+    for silent in (
+        {"type": "string", "enum": ["a", "b"]}, {"type": ["integer", "null"], "enum": [3.0, None], "title": "x"},
+        {"$defs": {"x": {}}, "$ref": "#/$defs/x", "description": "y", "default": 5}, {"properties": {"type": {}}},
+    ):  # fmt: skip
+        assert with_xgrammar("", StructuredOutputsParams(json=silent), CONFIG)
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(60):
+        deep = {"type": "array", "items": deep}
+    assert with_xgrammar("", StructuredOutputsParams(json=deep), CONFIG)  # each level is read once
     with pytest.raises(ParameterError, match="whitespace_pattern is not there with the backend xgrammar"):
         grammar_text(StructuredOutputsParams(json={}, whitespace_pattern=" "), CONFIG)
 
@@ -173,17 +259,19 @@ def test_keywords_that_it_would_pass_over_are_refused() -> None:
 def test_lark_and_combinations_are_llguidances() -> None:
     lark = StructuredOutputsParams(grammar='start: "a"')
     assert grammar_text(lark, CONFIG) == grammar_text(lark, StructuredOutputsConfig())
+    quoted = StructuredOutputsParams(grammar='start: "a ::= b"')
+    assert xgrammar_source(grammar_text(quoted, CONFIG)) is None
     plain, written = (grammar_text(WANTED["choice"], each) for each in (StructuredOutputsConfig(), CONFIG))
     assert written != plain == guidance_text(written) == guidance_text(plain)
     assert grammar_after(written, "start: @answer") == grammar_after(plain, "start: @answer")
 
 
-def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "xgrammar" else real(name, *more)
-    )
+@pytest.mark.parametrize(("module", "package"), [("xgrammar", "xgrammar"), ("tvm_ffi", "apache-tvm-ffi")])
+def test_without_a_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else "found")
     with pytest.raises(
-        ValueError, match=r"needs the package xgrammar, which is not here: pip install '.*\[xgrammar\]'"
+        ValueError, match=rf"needs the package {package}, which is not here: pip install '.*\[xgrammar\]'"
     ):
         compiler("xgrammar")

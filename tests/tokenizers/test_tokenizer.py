@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 import quintet
 from quintet.chat.prompts import Prompt, parse_prompts
 from quintet.tokenizers import tokenizer as tokenizers
+from quintet.tokenizers.token_bytes import TokenBytes
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.checkpoints import tokenizers as builders
 from tests.tokenizers.test_detokenizer import HOSTILE
@@ -170,6 +171,8 @@ def test_what_a_vocabulary_knows(tokenizer, folder):
     joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
     assert joined.removeprefix(" ") == tokenizer.decode(ids)
     assert tokenizer.token_bytes(10**9) == b""
+    pieces = TokenBytes.read(hf.backend_tokenizer)
+    assert pieces is None or (pieces[10**9], pieces._bytes) == (b"", {})
     assert tokenizer.token_id(tokenizer.bos_token) == tokenizer.bos_id
 
 

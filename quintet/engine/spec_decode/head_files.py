@@ -67,6 +67,11 @@ def read_head(folder: Path, weights: WeightFiles, target: Any, method: str | Non
     check_entries(raw, str(file))  # those of transformer_layer_config, too
     if raw.get("model_type") in GEMMA4_ASSISTANTS:
         return _read_assistant(raw, file, target, method)
+    if method == "gemma4_mtp":  # mtp with a model is this
+        raise ValueError(
+            f"{folder} is no assistant of Gemma 4, the only model that an mtp method takes; for the head in the "
+            "model's own checkpoint leave speculative_config.model out, with method 'mtp'; else leave method out"
+        )
     entries = _entries(raw, file)
     tensors = tensors_of(weights, DraftHead)
     kind = _kind(raw, tensors)

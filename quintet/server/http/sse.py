@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ def openai_failure(error: ApiError) -> bytes:
 
 async def with_comments(events: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
     """Yields the events, and a comment after each stretch of so many seconds without one. One task awaits the next
-    event throughout: a timeout must not cancel it."""
+    event throughout: a timeout must not cancel it. That task has ended when this has."""
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
@@ -47,6 +48,16 @@ async def with_comments(events: AsyncIterator[bytes], seconds: float) -> AsyncIt
             coming = asyncio.ensure_future(anext(events, None))
     finally:
         coming.cancel()
+        await asyncio.wait({coming})
+        if not coming.cancelled():
+            coming.exception()  # the stream has ended: what it failed with has no reader
+        await _close(events)
+
+
+async def _close(events: AsyncIterator[bytes]) -> None:
+    """Ends what is not read to its end; a generator's `finally` runs now, not when it is collected."""
+    if (close := getattr(events, "aclose", None)) is not None:
+        await close()
 
 
 class EventStream(Response):
@@ -76,18 +87,22 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": whole, "more_body": False})
                 return
             await self._start(send)
-            async for chunk in self._chunks():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientGone:
             return
         finally:
-            self._call.close()
+            try:
+                await _close(self._events)  # it asks the call for its next output
+            finally:
+                self._call.close()
 
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
         """The events; what goes wrong is the last."""
         try:
             async for chunk in self._events:

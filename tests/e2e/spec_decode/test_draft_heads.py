@@ -232,6 +232,9 @@ def test_heads_of_other_models_are_refused(tmp_path: Path) -> None:
     (files.head / "config.json").write_text(json.dumps(entries))
     with pytest.raises(ValueError, match="holds a head for method 'eagle3', not 'eagle'"):
         LLM(str(files.target), **SETTINGS, **spec(files, method="eagle"))
+    for method in ("mtp", "ernie_mtp", "longcat_flash_mtp"):
+        with pytest.raises(ValueError, match="is no assistant of Gemma 4, .* leave speculative_config.model out, with"):
+            LLM(str(files.target), **SETTINGS, **spec(files, method=method))
 
 
 @pytest.mark.parametrize("method", ["eagle3", "speculators"])

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from msgspec import UNSET
 
 from quintet.outputs import RequestMetrics, RequestOutput
 from quintet.server.config import ServerConfig
-from quintet.server.http.sse import COMMENT, with_comments
+from quintet.server.http.errors import ClientGone
+from quintet.server.http.sse import COMMENT, EventStream, with_comments
 from quintet.server.http.usage import request_times
 from tests.server.fakes import MODEL, FakeBackend
 from tests.server.http.serving import chat, client, events
@@ -91,10 +93,33 @@ async def test_comments_fill_a_silence_and_no_event_is_lost() -> None:
     assert found[0] == b"a" and found[-1] == b"b" and set(found[1:-1]) == {COMMENT}
 
 
+@pytest.mark.parametrize("keep_alive", [0, 0.01])
+async def test_a_stream_that_is_left_ends_before_its_call(keep_alive: float) -> None:
+    order, sent = [], 0
+
+    async def slow() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            if keep_alive:
+                await asyncio.sleep(60)
+            yield b"b"
+        finally:
+            await asyncio.sleep(0)
+            order.append("events")
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == 3:
+            raise ClientGone
+
+    call: Any = SimpleNamespace(close=lambda: order.append("call"))
+    await EventStream(call, slow(), keep_alive=keep_alive)({}, None, send)  # type: ignore[arg-type]
+    assert order == ["events", "call"]
+
+
 async def test_a_stream_that_waits_has_comments() -> None:
     backend = FakeBackend(hang=1)
-    asking = asyncio.ensure_future(ask(*PATHS[0], backend))
-    asking.cancel()
     async with client(backend, sse_keep_alive_interval=0.01) as http:
         asked = asyncio.ensure_future(http.post("/v1/completions", json={**PATHS[0][1], "stream": True}))
         await asyncio.sleep(0.1)

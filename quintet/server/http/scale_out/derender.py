@@ -43,6 +43,8 @@ from quintet.tokenizers.detokenizer import Detokenizer
 
 router = APIRouter()
 
+_UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError)  # of entries that are none
+
 
 @router.post("/v1/chat/completions/derender")
 @documents_route(body=DerenderChat, answer=ChatCompletion)
@@ -58,6 +60,9 @@ async def derender_chat(http: HttpRequest) -> Response:
         answer = _one(body.generate_response, "generate_response", body.generate_chunk)
     request = body.chat_request or ChatRequest.model_validate({"messages": []})
     request = request.model_copy(update={"stream": bool(body.stream), "stream_options": None, "model": body.model})
+    request._size = body.size  # it decides whether the conversation is rendered in a thread
+    _check_answers(service, [answer])
+    _check_ids(service, body.prompt_token_ids or (), "prompt_token_ids")
     prepared = await _prepared(service, body, request)
     given = body.prompt_token_ids or prepared.prompt.token_ids
     counted = len(given) if body.prompt_tokens is None else body.prompt_tokens
@@ -85,11 +90,12 @@ async def derender_completion(http: HttpRequest) -> Response:
     answers = pieces or body.generate_responses
     if not answers:
         raise invalid_field("generate_responses", "is missing; give an answer of the generate route for each prompt")
+    _check_answers(service, answers)
     most = max((each.index + 1 for answer in answers for each in answer.choices), default=1)
     request = body.completion_request or CompletionRequest.model_validate({"n": most})
     request = request.model_copy(update={"stream": bool(body.stream), "stream_options": None, "model": body.model})
     params = completion_params(service, request)
-    prompts = _prompts(body, answers)
+    prompts = _prompts(service, body, answers)
     if request.echo and not all(prompts):
         raise invalid_field("prompt_token_ids", "is missing: echo shows the prompts; give the rendered token ids")
     counts = [len(ids) for ids in prompts] if body.prompt_tokens is None else _counts(body.prompt_tokens, answers)
@@ -128,7 +134,27 @@ def _one(given: Any, name: str, other: Any) -> Any:
     return given
 
 
-def _prompts(body: DerenderCompletion, answers: Sequence[TokensAnswer]) -> list[list[int]]:
+def _check_answers(service: AppState, answers: Sequence[TokensAnswer]) -> None:
+    """ApiError 400 for answers that the generate route does not give."""
+    if len(answers) > service.settings.max_prompts:
+        most = service.settings.max_prompts
+        raise invalid_field("generate_responses", f"has {len(answers)} answers, and the server takes {most}; send less")
+    for answer in answers:
+        if len({each.index for each in answer.choices}) < len(answer.choices):
+            raise invalid_field("choices", "has an index twice; give each output once")
+        _check_ids(service, answer.prompt_token_ids or (), "prompt_token_ids")
+
+
+def _check_ids(service: AppState, ids: Sequence[int], name: str) -> None:
+    """ApiError 400 where these are not tokens of the model, or more than it takes."""
+    served = service.backend.model_info
+    if len(ids) > served.max_model_len:
+        raise invalid_field(name, f"has {len(ids)} tokens, more than the model's {served.max_model_len}; send less")
+    if any(not 0 <= each < served.vocab_size for each in ids):
+        raise invalid_field(name, f"must be in 0 .. {served.vocab_size - 1}")
+
+
+def _prompts(service: AppState, body: DerenderCompletion, answers: Sequence[TokensAnswer]) -> list[list[int]]:
     given = body.prompt_token_ids
     if given is None:
         given = [None] * len(answers)
@@ -138,8 +164,9 @@ def _prompts(body: DerenderCompletion, answers: Sequence[TokensAnswer]) -> list[
         raise invalid_field("prompt_token_ids", f"has {len(given)} lists for {len(answers)} answers; give one for each")
     found = [each or answer.prompt_token_ids or [] for each, answer in zip(given, answers, strict=True)]
     for each in found:
-        if not isinstance(each, list) or not all(type(token) is int and token >= 0 for token in each):
+        if not isinstance(each, list) or not all(type(token) is int for token in each):
             raise invalid_field("prompt_token_ids", "must be a list of token ids for each prompt")
+        _check_ids(service, each, "prompt_token_ids")
     return found
 
 
@@ -155,8 +182,7 @@ async def _output(
 ) -> RequestOutput:
     """Returns a whole answer as the engine gives it, with text."""
     choices = [await _Stream(service, _with(answer, each), None, params, ids).outputs() for each in answer.choices]
-    given = answer.prompt_logprobs
-    scores = None if given is None else [None if each is None else _position(each) for each in given]
+    scores = _prompt_scores(answer.prompt_logprobs, ids, service.backend.model_info.vocab_size)
     done = [replace(output, index=each.index) for each, [output] in zip(answer.choices, choices, strict=True)]
     output = RequestOutput(answer.request_id, prompt.text, list(ids), scores, done, True)
     output.kv_transfer_params = answer.kv_transfer_params
@@ -180,73 +206,98 @@ class _Stream:
     ) -> None:
         self.state = state or StreamState.model_validate({})
         self._service, self._piece, self._params = service, piece, params
+        self._vocab_size = service.backend.model_info.vocab_size
         if len(piece.choices) > 1:
             raise invalid_field("generate_chunk", f"has {len(piece.choices)} outputs; send one at a time")
-        served, tokens = service.backend.model_info, self.state.output_token_ids
+        tokens, lengths = self.state.output_token_ids, self.state.output_chunk_lens
         self._new = (piece.choices[0].token_ids or []) if piece.choices else []
         if piece.choices and piece.choices[0].index >= params.n:
             raise invalid_field("index", f"is {piece.choices[0].index}, and the request has n={params.n}")
-        if sum(self.state.output_chunk_lens) != len(tokens) or min(self.state.output_chunk_lens, default=1) < 0:
+        if sum(lengths) != len(tokens) or min(lengths, default=1) < 1:
             raise invalid_field("stream_state", "must be that of the answer before: its chunks do not add up")
-        if len(tokens) + len(self._new) > served.max_model_len:
-            raise invalid_field("token_ids", f"are more than the model's {served.max_model_len}; send less")
-        if any(not 0 <= each < served.vocab_size for each in (*tokens, *self._new)):
-            raise invalid_field("token_ids", f"must be in 0 .. {served.vocab_size - 1}")
+        _check_ids(service, [*tokens, *self._new], "token_ids")
         self._detokenizer = Detokenizer(need_tokenizer(service), params, prompt_ids)
 
     def next_state(self) -> dict[str, Any]:
         """Returns what the client sends with the next chunk."""
         tokens, lengths, sent = self.state.output_token_ids, self.state.output_chunk_lens, self.state.role_sent
         if self._piece.choices:
-            tokens, lengths, sent = [*tokens, *self._new], [*lengths, len(self._new)], True
+            tokens, lengths, sent = [*tokens, *self._new], [*lengths, *[len(self._new)] * bool(self._new)], True
         return {"output_token_ids": tokens, "output_chunk_lens": lengths, "role_sent": sent}
 
     async def outputs(self) -> list[CompletionOutput]:
-        """Returns an output for each chunk so far; none if this one has none."""
+        """Returns one output for all chunks before, and one for this; none if it has none."""
         if not self._piece.choices:
             return []
         size = len(self.state.output_token_ids) + len(self._new)
         return await run_in_thread(self._service, size, self._outputs, "token_ids")
 
     def _outputs(self) -> list[CompletionOutput]:
-        [choice], at, found = self._piece.choices, 0, []
-        scored = choice.logprobs is not None
-        for length in self.state.output_chunk_lens:
-            ids = self.state.output_token_ids[at : at + length]
+        [choice], ids, before = self._piece.choices, self.state.output_token_ids, []
+        if ids or self.state.role_sent:
+            scored = choice.logprobs is not None
             scores = [{each: Logprob(0.0, 1)} for each in ids] if scored else None  # only their texts count
-            found.append(CompletionOutput(choice.index, self._detokenizer.add(ids), ids, logprobs=scores))
-            at += length
+            before = [CompletionOutput(choice.index, self._detokenizer.add(ids), ids, logprobs=scores)]
         ended = choice.finish_reason
         by_token = ended == "stop" and not isinstance(choice.stop_reason, str)
         text = self._detokenizer.add(self._new, by_token and not self._params.include_stop_str_in_output)
         text += self._detokenizer.finish() if ended is not None else ""
         output = CompletionOutput(choice.index, text, self._new, finish_reason=ended, stop_reason=choice.stop_reason)
-        output.logprobs = _positions(choice.logprobs, len(self._new)) if choice.logprobs is not None else None
-        return [*found, output]
+        if choice.logprobs is not None:
+            output.logprobs = _positions(choice.logprobs, self._new, self._vocab_size)
+        return [*before, output]
 
 
-def _positions(given: Mapping[str, Any], count: int) -> list[LogprobsAt]:
+def _positions(given: Mapping[str, Any], ids: Sequence[int], vocab_size: int) -> list[LogprobsAt]:
     """Returns the log-probabilities of an output: those of each token first, then the likeliest."""
     content = given.get("content")
-    if not isinstance(content, list) or len(content) != count:
-        raise ValueError("logprobs: content must have an entry for each token")
+    if not isinstance(content, list) or len(content) != len(ids):
+        raise invalid_field("logprobs", "must have an entry of content for each token")
     try:
-        return [{_id(one): _score(one) for one in (each, *each.get("top_logprobs", ()))} for each in content]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError("logprobs: content must be entries of /inference/v1/generate") from None
+        found = [dict(_scored(one) for one in (each, *(each.get("top_logprobs") or ()))) for each in content]
+        same = all(_scored(each)[0] == token_id for each, token_id in zip(content, ids, strict=True))
+    except _UNREADABLE:
+        raise invalid_field("logprobs", "must have content of /inference/v1/generate") from None
+    if not same:
+        raise invalid_field("logprobs", "has content of other tokens than token_ids")
+    return _known(found, "logprobs", vocab_size)
 
 
-def _id(entry: Mapping[str, Any]) -> int:
-    """Returns the token of an entry; vLLM's have it in their text, as token_id:5."""
-    return int(entry["token_id"] if "token_id" in entry else str(entry["token"]).removeprefix("token_id:"))
+def _scored(entry: Mapping[str, Any]) -> tuple[int, Logprob]:
+    """Returns the token of an entry and its score; vLLM's have the token in their text, as token_id:5."""
+    token = entry["token_id"] if "token_id" in entry else str(entry["token"]).removeprefix("token_id:")
+    return int(token), _score(entry)
 
 
 def _score(entry: Mapping[str, Any]) -> Logprob:
-    return Logprob(float(entry["logprob"]), entry.get("rank"))
+    value, rank = entry["logprob"], entry.get("rank")
+    if type(value) not in (int, float) or type(rank) not in (int, type(None)):
+        raise ValueError("no numbers")
+    return Logprob(float(value), rank)
 
 
-def _position(entries: Mapping[str, Any]) -> LogprobsAt:
-    return {int(token): _score(each) for token, each in entries.items()}
+def _prompt_scores(
+    given: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int], vocab_size: int
+) -> list[LogprobsAt | None] | None:
+    """Returns the log-probabilities of a prompt's tokens; of the first there are none."""
+    if given is None:
+        return None
+    name = "prompt_logprobs"
+    try:
+        found = [None if at is None else {int(token): _score(each) for token, each in at.items()} for at in given]
+    except _UNREADABLE:
+        raise invalid_field(name, "must be those of /inference/v1/generate") from None
+    wrong = len(found) != len(ids) or any(at is not None and i not in at for i, at in zip(ids, found, strict=True))
+    if found and ids and wrong:
+        raise invalid_field(name, "must have an entry for each token of the prompt, with that token")
+    _known([at for at in found if at is not None], name, vocab_size)
+    return found
+
+
+def _known(found: list[LogprobsAt], name: str, vocab_size: int) -> list[LogprobsAt]:
+    if any(not 0 <= token_id < vocab_size for at in found for token_id in at):
+        raise invalid_field(name, f"must name tokens in 0 .. {vocab_size - 1}")
+    return found
 
 
 def _joined(parts: Sequence[ChatChunkChoice], first: bool) -> ChatChunkChoice:

@@ -5,11 +5,38 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fakes import MODEL, FakeBackend
+from quintet.chat.output_parser import OutputParser
+from quintet.server.http.scale_out import derender
+from tests.server.fakes import MODEL, FakeBackend, bundled_tokenizer
 from tests.server.http.serving import chat, client, events
 
 GENERATE = "/inference/v1/generate"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def tokens(ids: list[int], scores: Any = None, **more: Any) -> dict[str, Any]:
+    """Returns an answer of the generate route."""
+    logprobs = None if scores is None else {"content": scores}
+    return {"request_id": "a", "choices": [{"token_ids": ids, "logprobs": logprobs}], **more}
+
+
+SCORE = {"token_id": 1, "logprob": -1.0, "rank": 1}
+BAD: list[tuple[dict[str, Any], str]] = [
+    (tokens([1], prompt_token_ids=[-1]), "prompt_token_ids"),
+    (tokens([1], prompt_token_ids=[2**40]), "prompt_token_ids"),
+    (tokens([1], prompt_token_ids=[1] * 600), "prompt_token_ids"),
+    ({"request_id": "a", "choices": [{"token_ids": [1]}, {"token_ids": [2]}]}, "choices"),
+    (tokens([1], [{**SCORE, "token_id": 2}]), "logprobs"),
+    (tokens([1], [{**SCORE, "top_logprobs": [{**SCORE, "token_id": -3}]}]), "logprobs"),
+    (tokens([1], [{**SCORE, "top_logprobs": [{**SCORE, "token_id": 10**6}]}]), "logprobs"),
+    (tokens([1], [{**SCORE, "top_logprobs": 5}]), "logprobs"),
+    (tokens([1], [{**SCORE, "rank": "x"}]), "logprobs"),
+    (tokens([1], [{**SCORE, "logprob": "nan"}]), "logprobs"),
+    (tokens([1], prompt_token_ids=[1], prompt_logprobs=[{"1": 5}]), "prompt_logprobs"),
+    (tokens([1], prompt_token_ids=[1], prompt_logprobs=[{"x": SCORE}]), "prompt_logprobs"),
+    (tokens([1], prompt_token_ids=[1], prompt_logprobs=[{"1": SCORE, "-2": SCORE}]), "prompt_logprobs"),
+    (tokens([1], prompt_token_ids=[1], prompt_logprobs=[{"2": SCORE}]), "prompt_logprobs"),
+]
 
 
 async def post(http: httpx.AsyncClient, path: str, body: Any) -> Any:
@@ -79,6 +106,63 @@ async def test_a_stream_is_derendered_chunk_by_chunk() -> None:
     assert deltas[-1]["finish_reason"] == direct["finish_reason"] and state["role_sent"]
 
 
+CALLING = 'Well. <tool_call>{"name": "f", "arguments": {"a": [1, 2]}}</tool_call>'
+CALLING += '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+async def test_calls_are_derendered_whole_and_chunk_by_chunk() -> None:
+    backend = FakeBackend(reply=bundled_tokenizer().encode(CALLING, add_special_tokens=False))
+    body = chat("Hello?", max_tokens=200, tools=TOOLS)
+    async with client(backend, tool_call_parser="hermes") as http:
+        direct = (await post(http, "/v1/chat/completions", body))["choices"][0]
+        rendered = await post(http, "/v1/chat/completions/render", body)
+        made = {"generate_response": await post(http, GENERATE, rendered), "chat_request": body}
+        whole = (await post(http, "/v1/chat/completions/derender", made))["choices"][0]
+        text, calls, state = "", {}, None
+        for each in await post(http, GENERATE, {**rendered, "stream": True}):
+            given = {"stream": True, "generate_chunk": each, "chat_request": body, "stream_state": state}
+            answer = await post(http, "/v1/chat/completions/derender", given)
+            state = answer["stream_state"]
+            for choice in answer["chunk"]["choices"]:
+                text, ended = text + choice["delta"].get("content", ""), choice["finish_reason"]
+                for call in choice["delta"].get("tool_calls", ()):
+                    name, arguments = calls.get(call["index"], ("", ""))
+                    new = call["function"]
+                    calls[call["index"]] = name + new.get("name", ""), arguments + new.get("arguments", "")
+    wanted = [("f", '{"a": [1, 2]}'), ("f", "{}")]
+    for message in (direct, whole):
+        assert [tuple(each["function"].values()) for each in message["message"]["tool_calls"]] == wanted
+    assert list(calls.values()) == wanted and direct["message"]["content"].strip() == text.strip() == "Well."
+    assert whole["finish_reason"] == ended == "tool_calls"
+
+
+async def test_earlier_chunks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there were, and whether or not some had no tokens."""
+    fed: list[str] = []
+    real = OutputParser.feed
+    monkeypatch.setattr(OutputParser, "feed", lambda *given: fed.append(given[1]) or real(*given))
+    body, state = chat("Hi", tools=TOOLS), {"output_token_ids": [70] * 300, "output_chunk_lens": [1] * 300}
+    async with client(tool_call_parser="hermes") as http:
+        given = {"stream": True, "generate_chunk": tokens([]), "chat_request": body, "stream_state": state}
+        answer = await post(http, "/v1/chat/completions/derender", given)
+    assert len(fed) == 2 and fed[0] == bundled_tokenizer().decode([70] * 300)
+    assert answer["stream_state"] == {**state, "role_sent": True}
+
+
+async def test_a_long_conversation_is_rendered_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[Any] = []
+    real = derender.prepare
+
+    async def prepare(chat: Any, model: Any) -> Any:
+        threads.append(chat.size)
+        return await real(chat, model)
+
+    monkeypatch.setattr(derender, "prepare", prepare)
+    async with client() as http:
+        await post(http, "/v1/chat/completions/derender", {"generate_response": tokens([70]), "chat_request": chat()})
+    assert threads[0] > 50
+
+
 async def test_a_stream_of_a_completion_has_its_offsets() -> None:
     body = {"prompt": "Hello there", "max_tokens": 4, "logprobs": 0}
     async with client() as http:
@@ -133,7 +217,18 @@ async def test_without_max_tokens_it_is_what_the_context_leaves() -> None:
         ("/v1/completions/derender", {"stream": True, "generate_chunk": {"request_id": "a", "choices": [{}]},
                                       "stream_state": {"output_token_ids": [1]}}, "stream_state"),
         ("/v1/completions/derender", {"generate_responses": [{"request_id": "a", "choices": [
-            {"token_ids": [1], "logprobs": {"content": [{}]}}]}]}, "token_ids"),
+            {"token_ids": [1], "logprobs": {"content": [{}]}}]}]}, "logprobs"),
+        ("/v1/completions/derender", {"generate_responses": [{"request_id": "a", "choices": []}] * 300},
+         "generate_responses"),
+        *(("/v1/chat/completions/derender", {"generate_response": answer, "chat_request": chat(n=2)}, param)
+          for answer, param in BAD),
+        *(("/v1/completions/derender", {"generate_responses": [answer]}, param) for answer, param in BAD),
+        ("/v1/chat/completions/derender", {"generate_response": tokens([1]), "prompt_token_ids": [-1]},
+         "prompt_token_ids"),
+        *(("/v1/chat/completions/derender", {"stream": True, "generate_chunk": tokens([1]),
+           "chat_request": chat(), "stream_state": {
+            "output_token_ids": ids, "output_chunk_lens": lengths}}, "stream_state")
+          for ids, lengths in (([], [0] * 9), ([1], [0, 1]), ([1], [2, -1]))),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_rendered_is_refused(path: str, body: dict[str, Any], param: str) -> None:
