@@ -243,11 +243,12 @@ def test_keywords_that_it_would_pass_over_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"does not enforce the keyword {keyword}"):
             with_xgrammar("", StructuredOutputsParams(json=schema), CONFIG)
-    for silent in (
+    known: list[dict[str, Any]] = [
         {"type": "string", "enum": ["a", "b"]}, {"type": ["integer", "null"], "enum": [3.0, None], "title": "x"},
         {"$defs": {"x": {}}, "$ref": "#/$defs/x", "description": "y", "default": 5}, {"properties": {"type": {}}},
-    ):  # fmt: skip
-        assert with_xgrammar("", StructuredOutputsParams(json=silent), CONFIG)
+    ]  # fmt: skip
+    for each in known:
+        assert with_xgrammar("", StructuredOutputsParams(json=each), CONFIG)
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(60):
         deep = {"type": "array", "items": deep}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from quintet import LLM, AsyncLLM, PoolingParams
-from quintet.pooling_outputs import Unanswered
+from quintet.pooling_outputs import PoolingRequestOutput, Unanswered
 
 TEXTS = [[5, 6, 7], [1] * 40, [9], list(range(2, 60))]
 BERT = {"vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -122,6 +122,8 @@ async def test_texts_of_coroutines_share_steps_and_have_the_same_bits(bert: tupl
     try:
         got = await asyncio.gather(*map(vector, TEXTS))
         assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
+        added = await (await engine.add_request("a", TEXTS[0], PoolingParams())).get()
+        assert isinstance(added, PoolingRequestOutput) and np.array_equal(added.outputs.data, wanted[0])
         with pytest.raises(ValueError, match="and no text"):
             await anext(engine.generate([1, 2]))
     finally:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from quintet.chat.output_parser import OutputParser
+from quintet.chat.prepare import prepare
 from quintet.server.http.scale_out import derender
 from tests.server.fakes import MODEL, FakeBackend, bundled_tokenizer
 from tests.server.http.serving import chat, client, events
@@ -118,7 +119,8 @@ async def test_calls_are_derendered_whole_and_chunk_by_chunk() -> None:
         rendered = await post(http, "/v1/chat/completions/render", body)
         made = {"generate_response": await post(http, GENERATE, rendered), "chat_request": body}
         whole = (await post(http, "/v1/chat/completions/derender", made))["choices"][0]
-        text, calls, state = "", {}, None
+        calls: dict[int, tuple[str, str]] = {}
+        text, ended, state = "", "", None
         for each in await post(http, GENERATE, {**rendered, "stream": True}):
             given = {"stream": True, "generate_chunk": each, "chat_request": body, "stream_state": state}
             answer = await post(http, "/v1/chat/completions/derender", given)
@@ -140,7 +142,12 @@ async def test_earlier_chunks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) 
     """However many there were, and whether or not some had no tokens."""
     fed: list[str] = []
     real = OutputParser.feed
-    monkeypatch.setattr(OutputParser, "feed", lambda *given: fed.append(given[1]) or real(*given))
+
+    def feed(parser: OutputParser, text: str, *more: Any) -> Any:
+        fed.append(text)
+        return real(parser, text, *more)
+
+    monkeypatch.setattr(OutputParser, "feed", feed)
     body, state = chat("Hi", tools=TOOLS), {"output_token_ids": [70] * 300, "output_chunk_lens": [1] * 300}
     async with client(tool_call_parser="hermes") as http:
         given = {"stream": True, "generate_chunk": tokens([]), "chat_request": body, "stream_state": state}
@@ -150,17 +157,16 @@ async def test_earlier_chunks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_long_conversation_is_rendered_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[Any] = []
-    real = derender.prepare
+    sizes: list[int] = []
 
-    async def prepare(chat: Any, model: Any) -> Any:
-        threads.append(chat.size)
-        return await real(chat, model)
+    async def noted(chat: Any, model: Any) -> Any:
+        sizes.append(chat.size)
+        return await prepare(chat, model)
 
-    monkeypatch.setattr(derender, "prepare", prepare)
+    monkeypatch.setattr(derender, "prepare", noted)
     async with client() as http:
         await post(http, "/v1/chat/completions/derender", {"generate_response": tokens([70]), "chat_request": chat()})
-    assert threads[0] > 50
+    assert sizes[0] > 50
 
 
 async def test_a_stream_of_a_completion_has_its_offsets() -> None:
