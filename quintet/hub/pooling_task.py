@@ -171,7 +171,9 @@ def _by_class(pooling: Pooling, names: Sequence[str], hf_config: Any, asked: Poo
         return replace(pooling, sequence="ALL", normalize=plain, splade=True, ends=ends)
     if RANKING in names:
         given = {name: getattr(hf_config, name, None) for name in RANKING_TOKENS}
-        tokens = tuple(token if given[name] is None else given[name] for name, token in RANKING_TOKENS.items())
+        tokens: tuple[Any, ...] = tuple(
+            token if given[name] is None else given[name] for name, token in RANKING_TOKENS.items()
+        )
         if any(type(each) is not int or each < 0 for each in tokens):
             raise ValueError(f"config.json has {given}; a token's id is a whole number from 0 on")
         return replace(pooling, tasks=("token_embed",), normalize=plain, row_tokens=tokens, projected=RANKING)
